@@ -1,0 +1,1 @@
+"""FSDP2 backend: one YAML to a trained Hugging Face model. Importing it has no side effect."""
