@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Jobs that are too long for the tests: bash scripts/soak.sh [--here] <job> [job options]
+#
+#   sft_smollm2 [--data FILE]  fine-tune SmolLM2-135M-Instruct on 64 alpaca records for 20 steps with 2 processes: the
+#                              eval loss must fall, and the exported model must answer under its chat template.
+#                              FILE is an alpaca json or jsonl; default: ../shared/data/sft/alpaca_en_demo.json where
+#                              it exists, else records made from Python's manual.  [about 8 minutes on 2 cores]
+#
+# Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
+set -euo pipefail
+invoked_from=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/common.sh
+. scripts/common.sh
+
+usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/soak.sh; }
+NPROC=${NPROC:-2} SOAK_OUT=${SOAK_OUT:-$REPOSITORY/output/soak}
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+# torchrun with as many threads as the machine has for each process.
+train() {
+    OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_per_process "$NPROC")} \
+        "$PY" -m torch.distributed.run --standalone --nproc_per_node "$NPROC" train_fsdp2.py "$@"
+}
+
+job_sft_smollm2() {
+    local data=../shared/data/sft/alpaca_en_demo.json out=$SOAK_OUT/sft_smollm2
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --data)
+            [ $# -ge 2 ] || die "--data: expected a file after it"
+            data=$2
+            [[ "$data" == /* ]] || data=$invoked_from/$data
+            [ -f "$data" ] || die "--data $data: no such file"
+            shift 2
+            ;;
+        *) die "sft_smollm2: unknown option $1 (known: --data FILE)" ;;
+        esac
+    done
+    setup_environment "$here" demo
+    mkdir -p "$out"
+    "$PY" scripts/demo_model.py --out "$out/model"
+    if [ ! -f "$data" ]; then
+        "$PY" scripts/demo_text.py --format alpaca --out "$out/data"
+        data=$out/data/train.jsonl
+    fi
+    say "fine-tuning on $data"
+    rm -rf "$out/run"
+    train examples/fsdp2/smollm2/tune_smollm2_135m_cpu.yaml \
+        --model.model_name_or_path "$out/model" \
+        --data.dataset "{\"file_name\": \"$data\", \"formatting\": \"alpaca\"}" \
+        --training.output_dir "$out/run"
+    "$PY" scripts/show_run.py "$out/run" --require-improvement --max-new-tokens 60 \
+        --chat "Name three primary colours."
+}
+
+here=0
+if [ "${1:-}" = --here ]; then
+    here=1
+    shift
+fi
+case "${1:-}" in
+-h | --help) usage ;;
+"") usage >&2 && die "which job?" ;;
+sft_smollm2) job_sft_smollm2 "${@:2}" ;;
+*) die "unknown job $1 (known: sft_smollm2)" ;;
+esac
