@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts of this folder; source it, do not run it.
 #
 #   setup_environment <here: 0|1> <extras, e.g. dev,demo>
@@ -101,7 +102,7 @@ setup_environment() {
     kind=$(machine_kind)
     say "setting up $PY ($kind)"
     install_torch "$kind" || die "installing torch failed; pip's message stands above"
-    "$PY" -m pip install --quiet --editable "$REPOSITORY[$extras]" ||
+    "$PY" -m pip install --quiet --editable "${REPOSITORY}[$extras]" ||
         die "installing the dependencies failed; pip's message stands above"
     case ",$extras," in
     *,demo,*)
