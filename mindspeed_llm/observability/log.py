@@ -1,0 +1,64 @@
+"""Logging: one line per record on stdout, `LEVEL [YYYY-mm-dd HH:MM:SS] >> message`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+ROOT_NAME = "mindspeed_llm"
+_LINE_FORMAT = "%(levelname)s [%(asctime)s] >> %(message)s"
+_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+class _LineHandler(logging.Handler):
+    """Writes whole lines to the current stdout, or to `line_writer` while a progress bar owns the terminal."""
+
+    line_writer: Callable[[str], None] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if self.line_writer is not None:
+                self.line_writer(line)
+            else:
+                # One write per line: lines of several processes on one terminal then do not mix.
+                sys.stdout.write(line + "\n")
+                sys.stdout.flush()
+        except Exception:
+            self.handleError(record)  # logging's own report on stderr: a broken pipe must not end a training run
+
+
+def get_logger(name: str = ROOT_NAME) -> logging.Logger:
+    """The logger called `name`; names outside "mindspeed_llm" are put under it."""
+    if name != ROOT_NAME and not name.startswith(ROOT_NAME + "."):
+        name = f"{ROOT_NAME}.{name}"
+    return logging.getLogger(name)
+
+
+def setup_logging(rank: int | None = None, *, level: int = logging.INFO) -> None:
+    """Configure the "mindspeed_llm" loggers of this process; calling it again replaces the configuration.
+
+    Args:
+        rank: global rank; None reads torchrun's RANK (0 when unset). Ranks above 0 log warnings and errors only.
+        level: lowest level that rank 0 shows.
+    """
+    if rank is None:
+        rank = int(os.environ.get("RANK", "0"))
+    logger = logging.getLogger(ROOT_NAME)
+    for handler in list(logger.handlers):
+        if isinstance(handler, _LineHandler):
+            logger.removeHandler(handler)
+    handler = _LineHandler()
+    handler.setFormatter(logging.Formatter(_LINE_FORMAT, _TIME_FORMAT))
+    logger.addHandler(handler)
+    logger.setLevel(level if rank == 0 else max(level, logging.WARNING))
+    logger.propagate = False  # libraries that configure the root logger would print every line twice
+
+
+def redirect_lines(writer: Callable[[str], None] | None) -> None:
+    """Send log lines to `writer` (without line end) instead of stdout; None ends that. Used by the progress bar."""
+    for handler in logging.getLogger(ROOT_NAME).handlers:
+        if isinstance(handler, _LineHandler):
+            handler.line_writer = writer

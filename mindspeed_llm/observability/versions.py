@@ -1,0 +1,37 @@
+"""Which software and device a run used."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import mindspeed_llm
+
+FILE_NAME = "versions.json"
+_PACKAGES = ("torch", "torch_npu", "transformers", "megatron-core", "safetensors", "datasets", "tokenizers", "numpy")
+
+
+def versions(*, device_name: str | None = None) -> dict[str, str]:
+    """Versions of this package, Python and the libraries that decide numbers; packages that are absent are left out.
+
+    Read from the installed metadata, so nothing is imported for it.
+    """
+    found = {"mindspeed_llm": mindspeed_llm.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found["system"] = platform.platform()
+    if device_name is not None:
+        found["device"] = device_name
+    return found
+
+
+def write_versions(folder: Path, *, device_name: str | None = None) -> Path:
+    """Write `versions` to versions.json in `folder` and return its path."""
+    path = folder / FILE_NAME
+    path.write_text(json.dumps(versions(device_name=device_name), indent=2) + "\n", encoding="utf-8")
+    return path
