@@ -33,9 +33,9 @@ _ONE_LINE_LIMIT = 2000
 def run(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
     """Call `main(argv)` and end the process with its exit code (None counts as 0).
 
-    A `UserError` ends with its message on stderr and code 2; any other exception with one line `rank r: Type: text` and
-    code 1; Ctrl-C with code 130. Tracebacks appear with `--debug` in `argv` or MINDSPEED_DEBUG=1. Under torchrun an error
-    is shown once, with its rank. `SystemExit` (`--help`) passes through.
+    A `UserError` ends with its message on stderr and code 2; any other exception with one line `rank r: Type: text`
+    and code 1; Ctrl-C with code 130. Tracebacks appear with `--debug` in `argv` or MINDSPEED_DEBUG=1. Under torchrun
+    an error is shown once, with its rank. `SystemExit` (`--help`) passes through.
     """
     try:
         code = main(argv) or 0

@@ -1,0 +1,25 @@
+"""Configuration of the FSDP2 backend: dataclasses, loader and checks. Needs neither torch nor transformers."""
+
+from mindspeed_llm.fsdp2.config.checks import check_config
+from mindspeed_llm.fsdp2.config.command_line import Invocation, parse_command_line
+from mindspeed_llm.fsdp2.config.config import Config, resolved_dict
+from mindspeed_llm.fsdp2.config.data_config import DataConfig
+from mindspeed_llm.fsdp2.config.inference_config import InferenceConfig
+from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.fsdp2.config.optimization_config import OptimizationConfig
+from mindspeed_llm.fsdp2.config.parallel_config import ParallelConfig
+from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+
+__all__ = [
+    "Config",
+    "ModelConfig",
+    "DataConfig",
+    "ParallelConfig",
+    "TrainingConfig",
+    "OptimizationConfig",
+    "InferenceConfig",
+    "Invocation",
+    "parse_command_line",
+    "check_config",
+    "resolved_dict",
+]
