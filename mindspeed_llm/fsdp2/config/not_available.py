@@ -33,7 +33,7 @@ _VOCABULARY = "embeddings keep their size; added tokens must fit into the rows t
 
 NOT_AVAILABLE: dict[str, NotAvailable] = {
     "model.model_id": NotAvailable(
-        reason="models qwen3, qwen3_moe, qwen3_next, gpt_oss, and any that transformers knows with model_id null",
+        reason="available are qwen3, qwen3_moe, qwen3_next, gpt_oss, and with null every model that transformers knows",
         refused=lambda value: value not in ("qwen3", "qwen3_moe", "qwen3_next", "gpt_oss"),
     ),
     "model.resize_vocab": NotAvailable(reason=_VOCABULARY),
@@ -51,7 +51,9 @@ NOT_AVAILABLE: dict[str, NotAvailable] = {
     "parallel.shard_placement_fn": NotAvailable(reason="parameters are cut along their first dimension"),
     "parallel.fsdp_implementation": NotAvailable(reason="only native, torch's fully_shard"),
     "parallel.enable_chunk_batch": NotAvailable(reason="a micro batch goes through the model as a whole"),
-    "training.optimizer": NotAvailable(reason="adamw and fused_adamw are", refused=lambda value: value == "muon"),
+    "training.optimizer": NotAvailable(
+        reason="available are adamw and fused_adamw", refused=lambda value: value == "muon"
+    ),
     "training.indexer_loss_coeff": NotAvailable(reason=_DSA),
     "training.mtp_loss_scaling_factor": NotAvailable(reason="there is no model with multi-token prediction yet"),
     "training.save_steps": NotAvailable(reason=_CHECKPOINTS, accepted=(0,), notice=_CHECKPOINTS),

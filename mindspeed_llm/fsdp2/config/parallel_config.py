@@ -129,8 +129,8 @@ class ParallelConfig:
             replicas, rest = divmod(world_size, size)
             raise UserError(
                 f"parallel.fsdp_size = {size} does not fit a world of {world_size} ranks: world = replicas x "
-                f"fsdp_size, but {world_size} = {replicas} x {size} + {rest}. Leave fsdp_size out (or null) to use all ranks, set "
-                f"it to one of {', '.join(divisors)}, or start another number of ranks "
+                f"fsdp_size, but {world_size} = {replicas} x {size} + {rest}. Leave fsdp_size out (or null) to use "
+                f"all ranks, set it to one of {', '.join(divisors)}, or start another number of ranks "
                 "(torchrun --nproc_per_node x --nnodes)."
             )
         return size
