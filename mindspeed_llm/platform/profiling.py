@@ -189,7 +189,8 @@ def _write_database(profile: Any, stem: Path, with_summary: bool) -> None:
         )
         if with_summary:
             connection.execute(
-                "CREATE TABLE operators (name TEXT, calls INTEGER, self_cpu_us REAL, self_device_us REAL, flops INTEGER)"
+                "CREATE TABLE operators "
+                "(name TEXT, calls INTEGER, self_cpu_us REAL, self_device_us REAL, flops INTEGER)"
             )
             connection.executemany(
                 "INSERT INTO operators VALUES (?, ?, ?, ?, ?)",
