@@ -9,7 +9,6 @@ Reads metrics.jsonl of the run and loads the exported model from the same direct
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -29,11 +28,9 @@ def read_eval_losses(run: Path) -> list[tuple[int, float]]:
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
         raise RunError(f"{metrics} does not exist: the run has not logged anything")
-    losses = []
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record.get("eval_loss") is not None:
-            losses.append((int(record["iteration"]), float(record["eval_loss"])))
+    from mindspeed_llm.observability.metrics_file import read_metrics
+
+    losses = [(record["iteration"], record["eval_loss"]) for record in read_metrics(metrics) if "eval_loss" in record]
     if len(losses) < 2:
         raise RunError(f"{metrics} holds {len(losses)} evaluations; two are needed (training.eval_on_start: true)")
     return losses

@@ -1,16 +1,16 @@
 """The summary at the end of the quick start reads what the run wrote, and fails where there is nothing to show."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from mindspeed_llm.observability import metrics_file
 from scripts import show_run
 
 
 def write_run(folder: Path, losses: list[tuple[int, float]]) -> Path:
     lines = [{"iteration": 1, "lm_loss": 9.0}, *({"iteration": i, "eval_loss": loss} for i, loss in losses)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "metrics.jsonl").write_text("".join(metrics_file.encode(line) + "\n" for line in lines))
     (folder / "loss.png").write_bytes(b"png")
     (folder / "config.json").write_text("{}")
     return folder
