@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Fine-tune Qwen3-8B on 8 devices (Ascend A2; CUDA and CPU work too, with NPUS_PER_NODE processes):
+#   bash examples/fsdp2/qwen3/tune_qwen3_8b_4k_fsdp2_A2.sh [--section.field value ...]
+# Environment: NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, MODEL_PATH, DATASET, OUTPUT_DIR, MBS, GA.
+# Relative paths start at the root of the repository.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+source examples/fsdp2/env_config.sh
+
+NPUS_PER_NODE="${NPUS_PER_NODE:-8}"
+NNODES="${NNODES:-1}"
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-localhost}"
+MASTER_PORT="${MASTER_PORT:-6499}"
+
+MODEL_PATH="${MODEL_PATH:-./model_from_hf/qwen3_hf/}"
+# A name in configs/fsdp2/data/dataset_info.json, or a mapping in JSON: {"file_name": "/path/to/data.jsonl"}
+DATASET="${DATASET:-alpaca_full}"
+OUTPUT_DIR="${OUTPUT_DIR:-./output}"
+MBS="${MBS:-1}"
+GA="${GA:-1}"
+
+mkdir -p logs
+# pipefail: the exit code is torchrun's, not tee's.
+torchrun \
+    --nproc_per_node "$NPUS_PER_NODE" \
+    --nnodes "$NNODES" \
+    --node_rank "$NODE_RANK" \
+    --master_addr "$MASTER_ADDR" \
+    --master_port "$MASTER_PORT" \
+    train_fsdp2.py examples/fsdp2/qwen3/tune_qwen3_8b_4k_fsdp2_A2.yaml \
+    --model.model_name_or_path "$MODEL_PATH" \
+    --data.dataset "$DATASET" \
+    --parallel.fsdp_size $((NPUS_PER_NODE * NNODES)) \
+    --training.per_device_train_batch_size "$MBS" \
+    --training.gradient_accumulation_steps "$GA" \
+    --training.output_dir "$OUTPUT_DIR" \
+    --optimization.use_fused_rmsnorm true \
+    --optimization.use_fused_rotary_pos_emb true \
+    --optimization.use_flash_attn true \
+    "$@" 2>&1 | tee "logs/tune_qwen3_8b_4k_$(date +%Y%m%d_%H%M%S).log"
