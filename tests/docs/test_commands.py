@@ -1,0 +1,247 @@
+"""Every command of the documentation is run, or checked as far as this machine can; an unknown one fails.
+
+Training commands run in a folder where toy models and small data stand under the names that the pages use
+(workplace.py): once as written with `--check`, for as many ranks as they ask for, and once for real on 1 or 2 ranks,
+shortened by `SHORTER`. Commands that install or need an accelerator are parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from tests.docs import workplace
+from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks
+from tests.support.pool import RankPool
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
+COMMANDS = all_commands()
+# Appended to a training command that is run for real; the last of equal options counts.
+SHORTER = [
+    "--training.max_steps=2",
+    "--training.per_device_train_batch_size=1",
+    "--training.gradient_accumulation_steps=1",
+    "--training.dataloader_num_workers=0",
+    "--data.cutoff_len=64",
+    "--data.max_samples=8",
+    "--data.preprocessing_num_workers=1",
+]
+# Where the shortened samples do not reach the evaluation part of the command.
+VAL_SIZE = "--data.val_size=2"
+# Nothing to run on a machine without that hardware, or before an environment exists.
+AS_THEY_STAND = {
+    "source .venv/bin/activate",
+    "python3 -m venv .venv",
+    "source /usr/local/Ascend/ascend-toolkit/set_env.sh",
+}
+
+
+def ids(commands: list[Command]) -> list[str]:
+    return [re.sub(r"\W+", "_", command.text)[:80] for command in commands]
+
+
+def training_arguments(command: Command) -> list[str] | None:
+    """The arguments of train_fsdp2.py, or None when the command does not call it."""
+    words = [workplace.ABSOLUTE_PATHS.get(word, word) for word in command.words]
+    for path, relative in workplace.ABSOLUTE_PATHS.items():
+        words = [word.replace(path, f"{{}}/{relative}") for word in words]
+    return words[words.index("train_fsdp2.py") + 1 :] if "train_fsdp2.py" in words else None
+
+
+def ranks(command: Command) -> int:
+    """The number of ranks that torchrun starts on all nodes; 1 without torchrun."""
+    count = 1
+    for option in ("--nproc_per_node", "--nnodes"):
+        if option in command.words:
+            count *= int(command.words[command.words.index(option) + 1])
+    return count
+
+
+TRAINING = [command for command in COMMANDS if command.words[0] == "torchrun"]
+CHECKED = [command for command in COMMANDS if training_arguments(command) not in (None, ["--help"])]
+OTHERS = [command for command in COMMANDS if training_arguments(command) is None]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return workplace.make_workplace(tmp_path_factory.mktemp("docs"))
+
+
+def in_folder(arguments: list[str], folder: Path) -> list[str]:
+    return [argument.replace("{}/", f"{folder}/") for argument in arguments]
+
+
+class Trained:
+    """Runs each training command at most once, and knows which command makes a folder that a later one reads."""
+
+    def __init__(self, folder: Path, pool: RankPool) -> None:
+        self.folder, self.pool = folder, pool
+        self.done: set[str] = set()
+
+    def run(self, command: Command) -> None:
+        if command.text in self.done:
+            return
+        count = min(ranks(command), 2)
+        arguments = [*in_folder(training_arguments(command) or [], self.folder), *SHORTER]
+        if "tune_smollm2" in command.text:
+            arguments.append(VAL_SIZE)
+        if "--parallel.fsdp_size" in arguments:
+            arguments += ["--parallel.fsdp_size", str(count)]
+        assert self.pool.run("tests.docs.rows:train_in", ranks=count, folder=str(self.folder), argv=arguments)
+        self.done.add(command.text)
+
+    def output(self, path: str) -> Path:
+        """The output folder `path`, trained by the first command of the pages that writes it."""
+        for command in TRAINING:
+            if _output_dir(command) == path:
+                self.run(command)
+                return self.folder / path
+        raise AssertionError(f"no command of the pages writes {path}")
+
+
+def _output_dir(command: Command) -> str:
+    import yaml
+
+    if "--training.output_dir" in command.words:
+        return command.words[command.words.index("--training.output_dir") + 1]
+    arguments = training_arguments(command) or []
+    return yaml.safe_load((ROOT / arguments[0]).read_text(encoding="utf-8"))["training"]["output_dir"]
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, rank_pool: RankPool) -> Trained:
+    return Trained(folder, rank_pool)
+
+
+@pytest.mark.parametrize("command", CHECKED, ids=ids(CHECKED))
+def test_check(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mindspeed_llm.fsdp2.main import main
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WORLD_SIZE", str(ranks(command)))
+    arguments = in_folder(training_arguments(command) or [], folder)
+    assert main(list(dict.fromkeys([*arguments, "--check"]))) == 0
+    assert "parameters" in capsys.readouterr().out
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("command", TRAINING, ids=ids(TRAINING))
+def test_train(command: Command, trained: Trained) -> None:
+    if ranks(command) > 8:
+        pytest.skip("more than one node: the same command as for one node, checked for its ranks by test_check")
+    trained.run(command)
+    output = trained.folder / _output_dir(command)
+    assert (output / "model.safetensors").is_file()
+    assert (output / "loss.png").is_file()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("command", OTHERS, ids=ids(OTHERS))
+def test_other_command(command: Command, trained: Trained) -> None:
+    words = list(command.words)
+    if command.text in AS_THEY_STAND:
+        return
+    match words:
+        case ["bash", script, *arguments]:
+            check_script(script, arguments, command.environment)
+        case ["pip", "install", *arguments]:
+            check_pip(arguments)
+        case ["python", "-c", code]:
+            compile(code, "command", "exec")
+        case ["python", "scripts/show_run.py", run, *_]:
+            trained.output(run)
+            result = run_python(words[1:], trained.folder)
+            assert re.search(r"^eval loss after +\d", result, re.MULTILINE)
+        case ["python", script, *_] if script.startswith("scripts/"):
+            run_python(words[1:], trained.folder)
+        case ["tensorboard", "--logdir", run]:
+            assert shutil.which("tensorboard", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+            assert list(trained.output(run).rglob("events.out.tfevents.*"))
+        case _:
+            pytest.fail(
+                f"{command.page}: nothing here knows how to check {command.text!r}; teach it or test the command"
+            )
+
+
+def run_python(arguments: list[str], folder: Path) -> str:
+    result = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def check_script(script: str, arguments: list[str], environment: tuple[str, ...]) -> None:
+    """The script exists, its help names all that the command uses, and asking for help is no error."""
+    result = subprocess.run(["bash", script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0
+    for word in [*arguments, *(variable.partition("=")[0] for variable in environment)]:
+        known = result.stdout + (ROOT / "scripts/common.sh").read_text(encoding="utf-8")
+        assert word in known, f"{script} does not know {word}"
+
+
+def check_pip(arguments: list[str]) -> None:
+    """Requirements parse, named extras exist, and torch and torch_npu have the same number."""
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = {}
+    for argument in arguments:
+        if extras := re.fullmatch(r"\.\[(.+)\]", argument):
+            assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+        elif argument not in ("-e", ".", "--no-deps"):
+            requirement = Requirement(argument)
+            requirements[requirement.name] = str(requirement.specifier)
+    if "torch_npu" in requirements:
+        assert requirements["torch_npu"] == requirements["torch"] + ".*"
+
+
+def test_help_within_two_seconds_and_without_torch(folder: Path) -> None:
+    assert any(command.text == "python train_fsdp2.py --help" for command in COMMANDS)
+    code = (
+        "import runpy, sys\nsys.argv = ['train_fsdp2.py', '--help']\n"
+        "try:\n    runpy.run_path('train_fsdp2.py', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    assert "model_name_or_path" in run_python(["-c", code], folder)
+
+
+@pytest.mark.distributed
+def test_python_blocks(trained: Trained) -> None:
+    found = {body: page for page in PAGES for body in blocks(page, "python")}
+    assert found
+    for body in found:
+        for path in re.findall(r'from_pretrained\("([^"]+)"\)', body):
+            trained.output(path)
+        run_python(["-c", body], trained.folder)
+
+
+@pytest.mark.parametrize(
+    ("bash", "message"),
+    [("frobnicate --all", "nothing here knows"), ("bash scripts/test.sh --frobnicate", "does not know")],
+)
+def test_an_unknown_command_is_noticed(bash: str, message: str) -> None:
+    from tests.docs.pages import split_commands
+
+    (command,) = split_commands("page.md", bash)
+    with pytest.raises((AssertionError, pytest.fail.Exception), match=message):
+        test_other_command(command, None)  # type: ignore[arg-type]

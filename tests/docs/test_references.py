@@ -1,0 +1,80 @@
+"""What the pages refer to exists: links, files, configuration fields, YAML excerpts."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindspeed_llm.fsdp2.config.config import SECTIONS
+from mindspeed_llm.fsdp2.config.fields import all_fields
+from tests.docs.pages import EXAMPLES, PAGES, ROOT, blocks, header_block, split_commands
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+FIELD = re.compile(rf"(?<![\w./-])(?P<field>(?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)(?![\w./])")
+# What looks like a field in prose: modules of a model, and files.
+NO_FIELDS = {"model.layers", "model.embed_tokens", "model.safetensors", "data.jsonl"}
+GENERATED = "fsdp2_arguments.md"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that the headings of a page make."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links(page: Path) -> None:
+    for match in LINK.finditer(page.read_text(encoding="utf-8")):
+        path, _, anchor = match["target"].partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{match['target']} does not exist"
+        if anchor:
+            assert anchor in anchors(target), f"no heading for {match['target']}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_fields(page: Path) -> None:
+    for match in FIELD.finditer(page.read_text(encoding="utf-8")):
+        if match["field"] not in NO_FIELDS:
+            assert match["field"] in all_fields(), f"there is no field {match['field']}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_bare_field_names(page: Path) -> None:
+    """`some_name` alone in backticks in the first column of a table about fields is a field of some section."""
+    names = {key.partition(".")[2] for key in all_fields()}
+    for table in re.findall(r"^\| field \|.*?(?=\n\n|\Z)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for row in table.splitlines()[2:]:
+            for name in re.findall(r"`([a-z0-9_]+_[a-z0-9_]+)`", row.split("|")[1]):
+                assert name in names, f"there is no field {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_yaml_excerpts(page: Path) -> None:
+    for body in blocks(page, "yaml"):
+        for section, fields in yaml.safe_load(body).items():
+            assert {f"{section}.{name}" for name in fields} <= set(all_fields())
+
+
+def test_both_languages_show_the_same_commands() -> None:
+    """A translated page must not fall behind."""
+    for translated in sorted((ROOT / "docs/zh").glob("*.md")):
+        original = ROOT / "docs/en" / translated.name
+        assert blocks(translated, "bash") == blocks(original, "bash"), translated.name
+        assert blocks(translated, "python") == blocks(original, "python"), translated.name
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])
+def test_example_header_names_its_own_command(example: Path) -> None:
+    commands = split_commands(example.name, header_block(example))
+    assert any(str(example.relative_to(ROOT)) in command.words for command in commands)
+
+
+def test_chinese_pages_are_chinese() -> None:
+    for page in (ROOT / "docs/zh").glob("*.md"):
+        if page.name == GENERATED:
+            continue
+        text = page.read_text(encoding="utf-8")
+        assert len(re.findall(r"[\u4e00-\u9fff]", text)) > 300, page.name
