@@ -1,0 +1,1 @@
+"""Reading and writing weights in the Hugging Face layout, shard by shard."""

@@ -1,0 +1,109 @@
+"""The command `train_fsdp2.py`: from a YAML file to a trained model.
+
+Torch and transformers are imported only after the configuration has passed its checks, so that a typo is answered at
+once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_llm.fsdp2.config import Config, check_config, parse_command_line, resolved_dict
+
+
+def main(argv: list[str]) -> int:
+    """Train as `argv` says (or only check, with `--check`); returns the exit code.
+
+    Raises:
+        UserError: a mistake in the configuration, the data or the model directory.
+        SystemExit: `--help`.
+    """
+    invocation = parse_command_line(argv)
+    config = invocation.config
+    world_size = _environment_world_size()
+    notices = check_config(config, world_size=world_size)
+
+    from mindspeed_llm.observability.log import get_logger, setup_logging
+
+    setup_logging()
+    logger = get_logger(__name__)
+    for notice in notices:
+        logger.info(notice)
+
+    from mindspeed_llm.fsdp2.data.validate import validate_data
+
+    validate_data(config)
+    if invocation.check_only:
+        from mindspeed_llm.fsdp2.plan import print_plan
+
+        print_plan(config, world_size=world_size)
+        return 0
+    _train(config)
+    return 0
+
+
+def _train(config: Config) -> None:
+    import torch.distributed as dist
+
+    from mindspeed_llm.fsdp2.data.data_factory import DataFactory
+    from mindspeed_llm.fsdp2.distributed.mesh import build_mesh
+    from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
+    from mindspeed_llm.fsdp2.models.tokenizer import load_tokenizer
+    from mindspeed_llm.fsdp2.train.trainer import Trainer
+    from mindspeed_llm.observability.log import get_logger
+    from mindspeed_llm.platform import device as platform_device
+    from mindspeed_llm.platform import distributed
+    from mindspeed_llm.platform.random import seed_everything
+
+    logger = get_logger(__name__)
+    training = config.training
+    seed_everything(training.seed, deterministic=training.deterministic)
+    device = platform_device.current_device()
+    created = distributed.init_process_group()
+    try:
+        mesh = build_mesh(
+            world_size=distributed.world_size(), fsdp_size=config.parallel.resolved_fsdp_size(distributed.world_size())
+        )
+        logger.info(
+            "Device %s (%s), %d ranks: %d replicas of the model, each sharded over %d",
+            device.type,
+            platform_device.device_name(),
+            mesh.size,
+            mesh.replicas,
+            mesh.shards,
+        )
+        if distributed.is_rank_zero():
+            _write_run_files(config, platform_device.device_name())
+        dist.barrier()
+        # Tokenizer and data come first: their mistakes are found before weights are read.
+        tokenizer = load_tokenizer(config.model)
+        micro_batches = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        data = DataFactory(config, tokenizer).build(
+            rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size
+        )
+        built = ModelFactory.create(config, mesh=mesh, device=device)
+        # From here on every rank draws its own dropout masks; weights and data order are fixed already.
+        seed_everything(training.seed + distributed.rank(), deterministic=training.deterministic)
+        Trainer(config, built=built, tokenizer=tokenizer, data=data, mesh=mesh, device=device).train()
+    finally:
+        if created:
+            distributed.destroy_process_group()
+
+
+def _write_run_files(config: Config, device_name: str) -> None:
+    """The resolved configuration and the versions of this run, beside its results."""
+    import yaml
+
+    from mindspeed_llm.observability.versions import write_versions
+
+    folder = Path(config.training.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(resolved_dict(config), sort_keys=False, allow_unicode=True)
+    (folder / "run_config.yaml").write_text(text, encoding="utf-8")
+    write_versions(folder, device_name=device_name)
+
+
+def _environment_world_size() -> int:
+    import os
+
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,187 @@
+"""Building a model: configuration, class, weights, sharding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.hf_load import load_weights, read_weight_map
+from mindspeed_llm.fsdp2.checkpoint.hf_names import ModelWeights
+from mindspeed_llm.fsdp2.config.config import Config
+from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.fsdp2.distributed.fsdp import ShardedModel
+from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
+from mindspeed_llm.fsdp2.distributed.parallelize import parallelize
+from mindspeed_llm.fsdp2.models.fused import apply_fused_operators, choose_attention
+from mindspeed_llm.fsdp2.models.initialize import initialize_computed_buffers, initialize_weights
+from mindspeed_llm.observability.log import get_logger
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltModel:
+    """A sharded model on its device.
+
+    `source_dtypes` holds the dtype on disk of each parameter that came from files (empty when trained from scratch).
+    """
+
+    model: PreTrainedModel
+    sharded: ShardedModel
+    source_dtypes: dict[str, torch.dtype]
+
+    def export_dtype(self, name: str) -> torch.dtype:
+        """The dtype that parameter `name` has in the source; for a model from scratch the one of its configuration."""
+        if name in self.source_dtypes:
+            return self.source_dtypes[name]
+        dtype = getattr(self.model.config, "source_dtype", None)
+        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+
+class ModelFactory:
+    """`ModelFactory.create(config, mesh=..., device=...)`: a sharded model with its weights loaded."""
+
+    @staticmethod
+    def create(config: Config, *, mesh: DataMesh, device: torch.device) -> BuiltModel:
+        """Build, shard and fill the model that the configuration names.
+
+        With `init_model_with_meta_device` the model takes no memory until it is sharded, and every rank reads only its
+        shards; otherwise every rank builds the whole model in host memory first. Master weights are fp32.
+
+        Raises:
+            UserError: the class does not exist, weights do not fit, a module pattern matches nothing.
+        """
+        model_config = load_model_config(config.model)
+        from_meta = config.model.init_model_with_meta_device
+        model, source_dtypes = (
+            _build_on_meta(config, model_config) if from_meta else _build_on_host(config, model_config)
+        )
+        for line in apply_fused_operators(model, config.optimization):
+            logger.info(line)
+        weights = _weight_map(config.model, model) if from_meta and not config.model.train_from_scratch else None
+        sharded = parallelize(model, mesh=mesh, config=config.parallel)
+        if from_meta:
+            model.to_empty(device=device)
+            model.tie_weights()
+            if weights is not None:
+                load_weights(model, weights)
+                source_dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
+            else:
+                initialize_weights(model, seed=config.training.seed)
+            initialize_computed_buffers(model)
+        else:
+            model.to(device)
+        return BuiltModel(model=model, sharded=sharded, source_dtypes=source_dtypes)
+
+
+def load_model_config(config: ModelConfig) -> PretrainedConfig:
+    """The model's configuration from its directory (or hub id).
+
+    Raises:
+        UserError: config.json is unreadable, of an unknown model type, or of another type than `model.model_id` says.
+    """
+    source = config.model_name_or_path
+    try:
+        model_config = AutoConfig.from_pretrained(
+            source,
+            trust_remote_code=config.trust_remote_code,
+            cache_dir=config.cache_dir,
+            revision=config.model_revision,
+            token=config.hf_hub_token,
+        )
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        raise UserError(f"model.model_name_or_path: {source} has no usable config.json ({error})") from error
+    if config.model_id is not None and model_config.model_type != config.model_id:
+        raise UserError(
+            f"model.model_id: {config.model_id}, but {source}/config.json has model_type {model_config.model_type}; "
+            "remove model_id or name the right model"
+        )
+    model_config.use_cache = False  # a cache of keys and values is for generation; training would only fill it
+    model_config.source_dtype = model_config.dtype
+    return model_config
+
+
+def build_on_meta(config: Config, model_config: PretrainedConfig) -> PreTrainedModel:
+    """The model without memory: shapes and names only, fp32."""
+    with torch.device("meta"):
+        return _from_config(config, model_config)
+
+
+def _build_on_meta(config: Config, model_config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, torch.dtype]]:
+    return build_on_meta(config, model_config), {}
+
+
+def _build_on_host(config: Config, model_config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, torch.dtype]]:
+    if config.model.train_from_scratch:
+        model = build_on_meta(config, model_config).to_empty(device="cpu")
+        model.tie_weights()
+        initialize_weights(model, seed=config.training.seed)
+        initialize_computed_buffers(model)
+        return model, {}
+    # The headers are checked against a meta model first: from_pretrained would fill gaps with random numbers.
+    weights = _weight_map(config.model, build_on_meta(config, model_config))
+    model = AutoModelForCausalLM.from_pretrained(
+        config.model.model_name_or_path,
+        config=model_config,
+        dtype=torch.float32,
+        trust_remote_code=config.model.trust_remote_code,
+        cache_dir=config.model.cache_dir,
+        revision=config.model.model_revision,
+        token=config.model.hf_hub_token,
+        **_implementations(config, model_config),
+    )
+    return model, {name: tensor.dtype for name, tensor in weights.tensors.items()}
+
+
+def _from_config(config: Config, model_config: PretrainedConfig) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_config(
+            model_config,
+            dtype=torch.float32,
+            trust_remote_code=config.model.trust_remote_code,
+            **_implementations(config, model_config),
+        )
+    except ValueError as error:
+        if "Unrecognized configuration class" not in str(error):
+            raise
+        raise UserError(
+            f"model.model_name_or_path: transformers has no causal language model for {model_config.model_type!r}"
+        ) from error
+
+
+def _implementations(config: Config, model_config: PretrainedConfig) -> dict[str, str]:
+    """How attention and the experts of a MoE layer are computed."""
+    chosen: dict[str, str] = {}
+    model_class = AutoModelForCausalLM._model_mapping.get(type(model_config), None)
+    if model_class is not None:
+        attention = choose_attention(model_config, model_class, use_flash_attn=config.optimization.use_flash_attn)
+        if attention is not None:
+            chosen["attn_implementation"] = attention
+    chosen["experts_implementation"] = "grouped_mm" if config.optimization.moe_grouped_gemm else "eager"
+    return chosen
+
+
+def _weight_map(config: ModelConfig, model: PreTrainedModel) -> ModelWeights:
+    return read_weight_map(model, _local_folder(config))
+
+
+def _local_folder(config: ModelConfig) -> Path:
+    folder = Path(config.model_name_or_path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            config.model_name_or_path,
+            revision=config.model_revision,
+            cache_dir=config.cache_dir,
+            token=config.hf_hub_token,
+            allow_patterns=["*.json", "*.safetensors", "*.bin"],
+        )
+    )

@@ -1,0 +1,1 @@
+"""The training loop of the FSDP2 backend."""

@@ -1,0 +1,284 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedTokenizerBase
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
+from mindspeed_llm.fsdp2.config.config import Config
+from mindspeed_llm.fsdp2.data.data_factory import DataBundle
+from mindspeed_llm.fsdp2.distributed.fsdp import DTYPES
+from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
+from mindspeed_llm.fsdp2.models.counts import model_size
+from mindspeed_llm.fsdp2.models.model_factory import BuiltModel
+from mindspeed_llm.fsdp2.optim.loss_scaler import LossScaler
+from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
+from mindspeed_llm.fsdp2.optim.schedule import build_schedule
+from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
+from mindspeed_llm.fsdp2.train.forward import check_model_takes
+from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
+from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.observability.recorder import RunRecorder, StepRecord
+from mindspeed_llm.observability.throughput import flops_per_token, model_flops_utilization, peak_tflops
+from mindspeed_llm.platform import device as platform_device
+from mindspeed_llm.platform import distributed, memory
+from mindspeed_llm.platform.profiling import Profiler
+
+logger = get_logger(__name__)
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or the gradient norm became NaN or infinite."""
+
+
+@dataclass(kw_only=True)
+class _Interval:
+    """Sums since the last logged step."""
+
+    started: float
+    nll_sum: float = 0.0
+    targets: int = 0
+    tokens: int = 0
+    steps: int = 0
+    aux_losses: list[float] = field(default_factory=list)
+
+    def add(self, result: StepResult) -> None:
+        self.nll_sum += result.nll_sum
+        self.targets += result.targets
+        self.tokens += result.tokens
+        self.steps += 1
+        if result.aux_loss is not None:
+            self.aux_losses.append(result.aux_loss)
+
+
+class Trainer:
+    """Trains a built model on a data bundle; every rank runs one.
+
+    The order of one optimizer step is in `OptimizerStep`; this class goes through the data, evaluates, records and
+    exports.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        built: BuiltModel,
+        tokenizer: PreTrainedTokenizerBase,
+        data: DataBundle,
+        mesh: DataMesh,
+        device: torch.device,
+    ) -> None:
+        training = config.training
+        self.config, self.built, self.tokenizer, self.data = config, built, tokenizer, data
+        self.mesh, self.device = mesh, device
+        self.total_steps = data.train.total_steps(training.num_train_epochs, training.max_steps)
+        self.schedule = build_schedule(training, self.total_steps)
+        self.optimizer = OptimizerFactory.create(built.model, training)
+        self.scaler = LossScaler(enabled=config.parallel.param_dtype == "fp16")
+        check_model_takes(
+            built.model,
+            segments=config.data.neat_packing or config.data.reset_attention_mask,
+            aux_loss=training.router_aux_loss_coef > 0,
+        )
+        self._step = OptimizerStep(
+            model=built.model,
+            sharded=built.sharded,
+            optimizer=self.optimizer,
+            mesh=mesh,
+            device=device,
+            config=training,
+            scaler=self.scaler,
+        )
+        self.consumed_samples = 0
+        self.consumed_tokens = 0
+        self._flops_per_token, self._peak = self._throughput_constants()
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+        training = self.config.training
+        return training.per_device_train_batch_size * training.gradient_accumulation_steps * self.mesh.size
+
+    def train(self) -> list[StepResult]:
+        """Run all steps, evaluate, export; returns the result of every step.
+
+        Raises:
+            NonFiniteLoss: unless `training.stop_on_nonfinite_loss` is off.
+        """
+        training = self.config.training
+        self._banner()
+        results: list[StepResult] = []
+        recorder = RunRecorder(
+            Path(training.output_dir),
+            total_steps=self.total_steps,
+            enabled=distributed.is_rank_zero(),
+            tensorboard=training.tensorboard,
+            log_throughput=training.log_throughput,
+            log_cpu_memory=training.log_cpu_memory,
+        )
+        # `with`: the picture and the files are complete also after Ctrl-C or an error.
+        with recorder:
+            if training.eval_on_start:
+                self.evaluate(recorder, iteration=0)
+            self.built.model.train()
+            with self._profiler() as profiler:
+                interval = _Interval(started=time.monotonic())
+                for iteration, micro_batches in enumerate(self._batches(), start=1):
+                    result = self._step.run(micro_batches, learning_rate=self.schedule.at(iteration - 1))
+                    results.append(result)
+                    self._account(result, interval, iteration)
+                    if iteration % training.logging_steps == 0 or iteration == self.total_steps:
+                        recorder.train_step(self._record(iteration, result, interval))
+                        interval = _Interval(started=time.monotonic())
+                    profiler.step()
+                    if training.eval_steps and iteration % training.eval_steps == 0 and iteration < self.total_steps:
+                        self.evaluate(recorder, iteration=iteration)
+                        recorder.write_plot()
+                        interval.started = time.monotonic()
+            self.evaluate(recorder, iteration=self.total_steps)
+            if training.save_hf_weights:
+                self.export()
+            recorder.completed()
+        return results
+
+    def evaluate(self, recorder: RunRecorder, *, iteration: int) -> dict[str | None, EvalResult]:
+        """Evaluate on every evaluation set (none: do nothing) and record the losses."""
+        results: dict[str | None, EvalResult] = {}
+        for name, source in self._eval_sets().items():
+            result = evaluate(self.built.model, source.batches(), device=self.device)
+            recorder.eval(iteration, result.loss, result.tokens, result.seconds, name=name)
+            results[name] = result
+        return results
+
+    def export(self) -> None:
+        """Write the model in Hugging Face format to `training.output_dir` (a collective)."""
+        training = self.config.training
+        folder = Path(training.output_dir)
+        chosen = training.hf_export_dtype
+        export_model(
+            self.built.model,
+            folder,
+            dtype_of=(lambda name: DTYPES[chosen]) if chosen is not None else self.built.export_dtype,
+            shard_size=training.hf_shard_size,
+            is_writer=distributed.is_rank_zero(),
+            save_tokenizer=self.tokenizer.save_pretrained,
+        )
+        dist.barrier()
+        logger.info("Exported the model in Hugging Face format to %s", folder)
+
+    def _batches(self):
+        for iteration, micro_batches in enumerate(self.data.train.micro_batches(0)):
+            if iteration == self.total_steps:
+                return
+            yield micro_batches
+
+    def _eval_sets(self) -> Mapping[str | None, object]:
+        sets = self.data.eval
+        if sets is None:
+            return {}
+        return sets if isinstance(sets, dict) else {None: sets}
+
+    def _account(self, result: StepResult, interval: _Interval, iteration: int) -> None:
+        self.consumed_samples += result.samples
+        self.consumed_tokens += result.tokens
+        interval.add(result)
+        if not result.targets:
+            logger.warning("step %d: no sample of the global batch has a target; the step changed nothing", iteration)
+            return
+        overflow = self.scaler.enabled and math.isfinite(result.loss) and not result.updated
+        if overflow:
+            logger.warning("step %d: fp16 gradients overflowed; the step was skipped", iteration)
+            return
+        if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
+            return
+        message = f"step {iteration}: lm loss {result.loss}, grad norm {result.grad_norm}"
+        if self.config.training.stop_on_nonfinite_loss:
+            raise NonFiniteLoss(
+                f"{message}; the weights are of no use any more. Lower training.lr, check the data, or set "
+                "training.stop_on_nonfinite_loss: false to go on regardless"
+            )
+        logger.warning(message)
+
+    def _record(self, iteration: int, result: StepResult, interval: _Interval) -> StepRecord:
+        elapsed = time.monotonic() - interval.started
+        peaks = torch.tensor([memory.max_memory_allocated_gb(), memory.max_memory_reserved_gb()])
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+        tokens_per_second = interval.tokens / elapsed if elapsed > 0 else 0.0
+        host = memory.host_memory() if self.config.training.log_cpu_memory else None
+        return StepRecord(
+            iteration=iteration,
+            consumed_samples=self.consumed_samples,
+            consumed_tokens=self.consumed_tokens,
+            elapsed_ms_per_iteration=elapsed * 1000.0 / interval.steps,
+            learning_rate=self.schedule.at(iteration),
+            global_batch_size=self.global_batch_size,
+            lm_loss=interval.nll_sum / interval.targets if interval.targets else 0.0,
+            grad_norm=result.grad_norm,
+            max_memory_allocated_gb=peaks[0].item(),
+            max_memory_reserved_gb=peaks[1].item(),
+            tokens_per_second=tokens_per_second,
+            mfu=model_flops_utilization(
+                tokens_per_second=tokens_per_second,
+                flops_per_token=self._flops_per_token,
+                num_devices=self.mesh.size,
+                peak_tflops_per_device=self._peak,
+            ),
+            aux_loss=sum(interval.aux_losses) / len(interval.aux_losses) if interval.aux_losses else None,
+            cpu_used_memory_gb=host.used_gb if host else None,
+            cpu_available_memory_gb=host.available_gb if host else None,
+            cpu_memory_usage_percent=host.usage_percent if host else None,
+        )
+
+    def _throughput_constants(self) -> tuple[float, float | None]:
+        size = model_size(self.built.model)
+        flops = flops_per_token(
+            num_params_active=size.active,
+            num_layers=size.layers,
+            hidden=size.hidden,
+            num_heads=size.heads,
+            head_dim=size.head_dim,
+            seq_len=self.config.data.cutoff_len,
+        )
+        peak = self.config.training.device_peak_tflops
+        if peak is None:
+            peak = peak_tflops(platform_device.device_name(), self.config.parallel.param_dtype)
+        return flops, peak
+
+    def _profiler(self) -> Profiler:
+        training = self.config.training
+        return Profiler(
+            enabled=training.profile,
+            step_start=training.profile_step_start,
+            step_end=training.profile_step_end,
+            ranks=training.profile_ranks,
+            level=training.profile_level,
+            export_type=training.profile_export_type,
+            data_simplification=training.profile_data_simplification,
+            with_cpu=training.profile_with_cpu,
+            with_stack=training.profile_with_stack,
+            with_memory=training.profile_with_memory,
+            record_shapes=training.profile_record_shapes,
+            save_path=training.profile_save_path,
+            rank=distributed.rank(),
+        )
+
+    def _banner(self) -> None:
+        training = self.config.training
+        if self.total_steps < 1:
+            raise UserError("training.max_steps / num_train_epochs: no step to train; the data has too few samples")
+        logger.info("***** Running training (FSDP2) *****")
+        logger.info("  Num examples = %s", f"{self.data.train.num_samples:,}")
+        logger.info("  Num Epochs = %g", training.num_train_epochs)
+        logger.info("  Total Batch Size = %s", f"{self.global_batch_size:,}")
+        logger.info("  Gradient Accumulation steps = %d", training.gradient_accumulation_steps)
+        logger.info("  Total optimization steps = %s", f"{self.total_steps:,}")
+        logger.info("  Number of parameters = %s", f"{model_size(self.built.model).total:,}")

@@ -1,0 +1,1 @@
+"""Losses that both training backends share."""
