@@ -88,7 +88,7 @@ class Profiler:
             get_logger("profiler").info("profile written to %s", self._save_path)
         else:
             get_logger("profiler").warning(
-                "nothing was profiled: profile_step_start is %d, but this process did only %d steps (counted from 0)",
+                "no step was profiled: profile_step_start is %d, but this process did only %d steps (counted from 0)",
                 self._first,
                 self._steps_done,
             )

@@ -1,0 +1,48 @@
+"""Memory figures of the CPU, against an allocation of known size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mindspeed_llm.platform import memory
+
+SIZE_GIB = 0.125
+BYTES = int(SIZE_GIB * 1024**3)
+
+
+@pytest.fixture(autouse=True)
+def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINDSPEED_DEVICE", "cpu")
+
+
+def test_an_allocation_shows_in_the_present_and_the_peak_figure() -> None:
+    if not memory.reset_peak():
+        pytest.skip("this system cannot reset the peak of the resident memory")
+    before, peak_before = memory.memory_allocated_gb(), memory.max_memory_allocated_gb()
+    assert peak_before == pytest.approx(before, abs=0.02)
+    block = torch.full((BYTES,), 1, dtype=torch.uint8)
+    assert memory.memory_allocated_gb() - before == pytest.approx(SIZE_GIB, abs=0.02)
+    del block
+    assert memory.memory_allocated_gb() - before == pytest.approx(0.0, abs=0.02)
+    assert memory.max_memory_allocated_gb() - peak_before == pytest.approx(SIZE_GIB, abs=0.02)
+    assert memory.max_memory_reserved_gb() == memory.max_memory_allocated_gb()
+    assert memory.reset_peak()
+    assert memory.max_memory_allocated_gb() - before == pytest.approx(0.0, abs=0.02)
+
+
+def test_without_procfs_the_peak_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = memory.max_memory_allocated_gb()
+    monkeypatch.setattr(memory, "_STATUS_FILE", "/nonexistent/status")
+    monkeypatch.setattr(memory, "_CLEAR_REFS_FILE", "/nonexistent/clear_refs")
+    # The kernel's own peak since the start of the process: at least the one that may have been reset since.
+    assert memory.memory_allocated_gb() == memory.max_memory_allocated_gb() >= peak - 0.02
+    assert not memory.reset_peak()
+
+
+def test_host_memory_adds_up() -> None:
+    psutil = pytest.importorskip("psutil")
+    figures = memory.host_memory()
+    total = psutil.virtual_memory().total / 1024**3
+    assert figures.used_gb + figures.available_gb == pytest.approx(total)
+    assert figures.usage_percent == pytest.approx(100 * figures.used_gb / total)
