@@ -9,6 +9,7 @@ from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 from mindspeed_llm.fsdp2.config.optimization_config import OptimizationConfig
 from mindspeed_llm.fsdp2.config.parallel_config import ParallelConfig
 from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+from mindspeed_llm.fsdp2.config.yaml_file import dump_yaml
 
 __all__ = [
     "Config",
@@ -22,4 +23,5 @@ __all__ = [
     "parse_command_line",
     "check_config",
     "resolved_dict",
+    "dump_yaml",
 ]

@@ -18,7 +18,6 @@ INERT: dict[str, str] = {
     "data.create_attention_mask_in_dataloader": "attention builds the causal mask itself",
     "training.calculate_per_token_loss": "every token of the global batch weighs the same in any case",
     "training.save_total_limit": "checkpoints are not written yet",
-    "inference.infer_backend": _TRAINING,
     "inference.max_new_tokens": _TRAINING,
     "inference.do_sample": _TRAINING,
 }

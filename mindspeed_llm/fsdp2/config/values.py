@@ -153,9 +153,16 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _named(value: Any) -> str:
     """A value with the name of its YAML type."""
-    names = {bool: "true/false", int: "integer", float: "number", str: "text", list: "list", dict: "mapping"}
-    name = names.get(type(value), type(value).__name__)
-    return f"{_plain(value)!r} (a {name})" if isinstance(value, str) else f"{_plain(value)} (a {name})"
+    names = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    name = names.get(type(value), f"of type {type(value).__name__}")
+    return f"{value!r} ({name})" if isinstance(value, str) else f"{_plain(value)} ({name})"
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Reads a YAML configuration strictly: unique keys, known sections, and the line of every key for error messages.
+"""Reads a YAML configuration strictly (unique keys, sections that are mappings, the line of every key) and writes one.
 
 Plain scalars follow YAML 1.2: only `true` and `false` are booleans, `1e-5` is a number, `1:30` and dates are texts.
 """
@@ -35,6 +35,12 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes a text which `_Loader`, or any reader of YAML 1.1, would take for something else."""
+
+    yaml_implicit_resolvers = {first: list(rows) for first, rows in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+
+
 for _tag, _pattern, _first in (
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -47,7 +53,13 @@ for _tag, _pattern, _first in (
     ),
     ("tag:yaml.org,2002:merge", r"<<", ["<"]),
 ):
-    _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), _first)
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), _first)
+
+
+def dump_yaml(values: dict[str, Any]) -> str:
+    """`values` as YAML that `read_yaml` reads back equal."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> YamlSections:
@@ -57,8 +69,9 @@ def read_yaml(path: Path) -> YamlSections:
     UTF-8, a syntax error, a key that stands twice, an empty file, a root or a section that is no mapping. A section
     without content is an empty one.
     """
-    loader = _Loader(_read_text(path))
+    text = _read_text(path)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         _refuse_duplicates(root, set())
         content = None if root is None else loader.construct_document(root)
@@ -68,8 +81,6 @@ def read_yaml(path: Path) -> YamlSections:
         raise UserError(f"{path}{line}: {error.problem or error.context}. This is not valid YAML.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    finally:
-        loader.dispose()
     if content is None:
         raise UserError(f"{path} is empty; a configuration has at least the sections model and training")
     if not isinstance(content, dict):
@@ -139,5 +150,5 @@ def _with_lines(path: Path, root: yaml.MappingNode, content: dict[Any, Any]) -> 
 
 
 def _kind(value: Any) -> str:
-    names = {list: "list", str: "text", bool: "true/false", int: "number", float: "number"}
+    names = {list: "list", str: "text", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), type(value).__name__)

@@ -1,0 +1,113 @@
+"""Checks of the model directory, of hub ids, and of what config.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config import Config, check_config
+
+MakeConfig = Callable[..., Config]
+
+
+def check_model(make_config: MakeConfig, path: object, **fields: Any) -> None:
+    changes = {"model.model_name_or_path": str(path), **{f"model.{name}": value for name, value in fields.items()}}
+    check_config(make_config(changes), world_size=1)
+
+
+def refusal(make_config: MakeConfig, path: object, **fields: Any) -> str:
+    with pytest.raises(UserError) as error:
+        check_model(make_config, path, **fields)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["./no/model", "../no_model", "/no/such/model", "no_such_model", "a/b/c", "models/qwen/"]
+)
+def test_local_paths_must_exist(make_config: MakeConfig, path: str) -> None:
+    message = refusal(make_config, path)
+    assert f"model.model_name_or_path = {path!r} does not exist" in message
+    assert "organisation/name" in message
+
+
+def test_folder_without_config_json(make_config: MakeConfig, tmp_path: Path) -> None:
+    assert "holds no config.json" in refusal(make_config, tmp_path)
+
+
+def test_home_is_not_expanded(make_config: MakeConfig) -> None:
+    assert "~ is not expanded" in refusal(make_config, "~/models/qwen3")
+
+
+@pytest.mark.parametrize("hub_id", ["Qwen/Qwen3-8B", "meta-llama/Llama-3.2-1B", "a/b.c_d"])
+def test_hub_ids_pass(make_config: MakeConfig, hub_id: str) -> None:
+    check_model(make_config, hub_id)
+    check_model(make_config, hub_id, model_id="qwen3")
+
+
+def test_a_folder_that_looks_like_a_hub_id_is_a_folder(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "holds no config.json" in refusal(make_config, "org/name")
+
+
+def test_a_file_is_no_model_directory(make_config: MakeConfig, model_dir: Path) -> None:
+    assert "is a file; expected the folder" in refusal(make_config, model_dir / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("{", "no valid JSON"),
+        ("[]", "holds a list"),
+        ("{}", "has no model_type"),
+        ('{"model_type": 3}', "has no model_type"),
+    ],
+)
+def test_broken_config_json(make_config: MakeConfig, model_dir: Path, content: str, part: str) -> None:
+    (model_dir / "config.json").write_text(content)
+    message = refusal(make_config, model_dir)
+    assert part in message
+    assert "config.json" in message
+
+
+def test_model_id_must_be_that_of_config_json(make_config: MakeConfig, model_dir: Path) -> None:
+    message = refusal(make_config, model_dir, model_id="qwen3_moe")
+    assert "model.model_id = qwen3_moe" in message
+    assert "model_type qwen3" in message
+    check_model(make_config, model_dir, model_id="qwen3")
+
+
+def test_weights_must_be_there_unless_training_starts_from_scratch(make_config: MakeConfig, model_dir: Path) -> None:
+    (model_dir / "model.safetensors").unlink()
+    assert "holds no weights" in refusal(make_config, model_dir)
+    check_model(make_config, model_dir, train_from_scratch=True)
+    (model_dir / "pytorch_model.bin").touch()
+    check_model(make_config, model_dir)
+
+
+def test_shards_that_the_index_names_must_be_there(make_config: MakeConfig, model_dir: Path) -> None:
+    names = [f"model-{number}-of-6.safetensors" for number in range(1, 7)]
+    index = {"weight_map": {f"w{number}": name for number, name in enumerate(names)}}
+    (model_dir / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model_dir / names[5]).touch()
+    message = refusal(make_config, model_dir)
+    assert f"{names[0]}, {names[1]}, {names[2]} and 2 more" in message
+    assert names[5] not in message
+    for name in names:
+        (model_dir / name).touch()
+    check_model(make_config, model_dir)
+    (model_dir / "model.safetensors.index.json").write_text("{}")
+    assert "no weight_map" in refusal(make_config, model_dir)
+
+
+def test_tokenizer_folder_must_exist(make_config: MakeConfig, model_dir: Path) -> None:
+    message = refusal(make_config, model_dir, tokenizer_name_or_path="./no_tokenizer")
+    assert "model.tokenizer_name_or_path = './no_tokenizer' does not exist" in message
+    check_model(make_config, model_dir, tokenizer_name_or_path="org/name")
