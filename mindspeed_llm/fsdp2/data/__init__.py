@@ -1,0 +1,1 @@
+"""FSDP2 data managers: stored samples -> order -> micro batches of tensors."""

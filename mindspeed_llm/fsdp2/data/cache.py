@@ -1,0 +1,83 @@
+"""Prepared data on disk: keys that change with anything that changes the result, and building once for many ranks."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.platform import distributed
+
+_FORMAT_VERSION = 1
+_HASHED_BYTES = 1 << 20
+_POLL_SECONDS = 0.05
+
+
+def cache_key(**parts: Any) -> str:
+    """A short hash of everything that decides the prepared data."""
+    text = json.dumps({"version": _FORMAT_VERSION, **parts}, sort_keys=True, default=str, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_identity(file: Path) -> list[Any]:
+    """What tells a file from an earlier one of its name: path, size, time of change, and a hash of its first MB."""
+    status = file.stat()
+    with file.open("rb") as stream:
+        digest = hashlib.sha256(stream.read(_HASHED_BYTES)).hexdigest()
+    return [str(file.resolve()), status.st_size, status.st_mtime_ns, digest]
+
+
+def files_identity(files: Iterable[Path]) -> list[list[Any]]:
+    """`file_identity` of each file."""
+    return [file_identity(file) for file in files]
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    """A hash of the tokenizer's vocabulary, merges, special tokens and chat template."""
+    parts = [type(tokenizer).__name__, str(sorted(tokenizer.special_tokens_map.items())), str(tokenizer.chat_template)]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts.append(backend.to_str() if backend is not None else str(sorted(tokenizer.get_vocab().items())))
+    parts.append(str(getattr(tokenizer, "split_special_tokens", False)))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def build_once(exists: Callable[[], bool], build: Callable[[], None], *, one_per_node: bool, overwrite: bool) -> None:
+    """Run `build` on one rank (of the job, or of each node) unless its result exists; the others wait.
+
+    Waiting goes through the process group's store and has no time limit, since tokenizing may take longer than a
+    collective may. A failure of the builder is raised on all ranks. Every rank must call this the same number of times.
+    """
+    builder = distributed.local_rank() == 0 if one_per_node else distributed.is_rank_zero()
+    if not dist.is_initialized() or distributed.world_size() == 1:
+        if overwrite or not exists():
+            build()
+        return
+    store = dist.distributed_c10d._get_default_store()
+    number = store.add(f"mindspeed_llm/data/calls/{distributed.rank()}", 1)
+    node = distributed.rank() - distributed.local_rank() if one_per_node else 0
+    key = f"mindspeed_llm/data/{number}/{node}"
+    if builder:
+        try:
+            if overwrite or not exists():
+                build()
+        except BaseException as error:
+            store.set(key, f"{'user' if isinstance(error, UserError) else 'other'}:{error}")
+            raise
+        store.set(key, "done:")
+        return
+    while not store.check([key]):
+        time.sleep(_POLL_SECONDS)
+    kind, _, text = store.get(key).decode().partition(":")
+    if kind == "user":
+        raise UserError(text)
+    if kind == "other":
+        raise RuntimeError(f"preparing the data failed on another rank: {text}")
+    if not exists():
+        raise UserError(
+            "prepared data of rank 0 cannot be seen from this node; where nodes share no storage set "
+            "data.no_shared_storage: true (mg), data.data_shared_file_system: false (lf)"
+        )

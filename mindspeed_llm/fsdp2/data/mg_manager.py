@@ -1,0 +1,199 @@
+"""Manager `mg` (stage pt): text -> one indexed file of documents -> fixed-length samples in Megatron's order."""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config.config import Config
+from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, file_identity, files_identity, tokenizer_identity
+from mindspeed_llm.fsdp2.data.mg_samples import Blend, Chain, NextTokenSamples, TokenRows
+from mindspeed_llm.fsdp2.data.order import BatchSplit, IndexOrder
+from mindspeed_llm.fsdp2.data.sample import Collator
+from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, idx_file
+from mindspeed_llm.tasks.preprocess.pretrain_inputs import PretrainInputs, resolve_inputs
+from mindspeed_llm.tasks.preprocess.pretrain_samples import (
+    PretrainSamples,
+    SampleIndex,
+    SequentialSamples,
+    blend_order,
+    samples_per_epoch,
+    split_documents,
+)
+from mindspeed_llm.tasks.preprocess.sample_store import key_prefix, store_exists, write_store
+from mindspeed_llm.tasks.preprocess.tokenize import Summary, TextWork, tokenize_files
+
+_LOG = logging.getLogger("mindspeed_llm")
+# What megatron-core draws beyond the requested share of a blended data set.
+_BLEND_SURPLUS = 0.005
+
+
+class MegatronDataManager:
+    """Builds the sources of manager `mg`."""
+
+    def __init__(self, config: Config, tokenizer: Any, cache_dir: Path) -> None:
+        self._config, self._tokenizer, self._cache_dir = config, tokenizer, cache_dir
+        self._length = config.data.cutoff_len
+        self._collator = Collator(
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
+            fixed_length=self._length,
+            isolate_segments=config.data.reset_attention_mask,
+        )
+        self._eod_id = None
+        if config.data.reset_attention_mask:
+            if tokenizer.eos_token_id is None:
+                raise UserError("data.reset_attention_mask is true, but the tokenizer has no eos token")
+            self._eod_id = tokenizer.eos_token_id
+
+    def build(self, split: BatchSplit, loader: LoaderOptions) -> tuple[MapTrainSource, EvalSource | None]:
+        """Build the training source, and the evaluation source if there is evaluation data."""
+        data, training = self._config.data, self._config.training
+        readers, weights = self._readers(resolve_inputs(data.dataset, data.dataset_dir))
+        parts = [split_documents(self._num_documents(reader), data.split) for reader in readers]
+        train, per_epoch = self._train_rows(readers, [part[0] for part in parts], weights, split.global_batch_size)
+        source = MapTrainSource(
+            NextTokenSamples(train, eod_id=self._eod_id),
+            IndexOrder(per_epoch),
+            split,
+            self._collator,
+            num_train_epochs=training.num_train_epochs,
+            max_steps=training.max_steps,
+            drop_last=training.dataloader_drop_last,
+            loader=loader,
+        )
+        if data.eval_dataset is not None:
+            readers, _ = self._readers(resolve_inputs(data.eval_dataset, data.dataset_dir))
+            documents = [np.arange(self._num_documents(reader), dtype=np.int32) for reader in readers]
+        else:
+            documents = [part[1] for part in parts]
+        return source, self._eval_source(readers, documents, split)
+
+    def _num_documents(self, reader: IndexedReader) -> int:
+        limit = self._config.data.max_samples
+        return len(reader) if limit is None else min(len(reader), limit)
+
+    def _eval_source(
+        self, readers: Sequence[IndexedReader], documents: Sequence[np.ndarray], split: BatchSplit
+    ) -> EvalSource | None:
+        if not any(len(part) for part in documents):
+            return None
+        rows = [SequentialSamples(reader, part, self._length) for reader, part in zip(readers, documents, strict=True)]
+        if not sum(map(len, rows)):
+            raise UserError("the evaluation documents hold fewer than two tokens; use a larger part or more text")
+        training = self._config.training
+        return EvalSource(
+            NextTokenSamples(Chain(rows), eod_id=self._eod_id),
+            self._collator,
+            rank=split.rank,
+            num_ranks=split.num_ranks,
+            micro_batch_size=training.per_device_eval_batch_size or training.per_device_train_batch_size,
+            max_samples=self._config.data.eval_max_samples,
+        )
+
+    def _readers(self, inputs: PretrainInputs) -> tuple[list[IndexedReader], list[float] | None]:
+        readers = [IndexedReader(prefix) for prefix in inputs.prefixes]
+        if inputs.texts:
+            readers.append(self._tokenized(inputs.texts))
+        return readers, inputs.weights
+
+    def _tokenized(self, entries: Sequence[DatasetEntry]) -> IndexedReader:
+        data = self._config.data
+        key = cache_key(
+            files=[[files_identity(entry.files), entry.columns["text"]] for entry in entries],
+            append_eod=data.append_eod,
+            max_samples=data.max_samples,
+            tokenizer=tokenizer_identity(self._tokenizer),
+        )
+        prefix = self._cache_dir / f"{entries[0].files[0].stem}_{key}"
+
+        def build() -> None:
+            summary = Summary()
+            chunks = (
+                chunk
+                for entry in entries
+                for chunk in tokenize_files(
+                    entry.files,
+                    TextWork(self._tokenizer, column=entry.columns["text"] or "text", append_eod=data.append_eod),
+                    summary,
+                    num_workers=data.preprocessing_num_workers,
+                    max_records=data.max_samples,
+                    name=entry.name,
+                )
+            )
+            write_store(prefix, TextWork.keys, chunks, summary)
+
+        self._build_once(lambda: store_exists(prefix), build)
+        return IndexedReader(key_prefix(prefix, "text"))
+
+    def _build_once(self, exists: Any, build: Any) -> None:
+        data = self._config.data
+        build_once(exists, build, one_per_node=data.no_shared_storage, overwrite=data.overwrite_cache)
+
+    def _train_rows(
+        self,
+        readers: Sequence[IndexedReader],
+        documents: Sequence[np.ndarray],
+        weights: list[float] | None,
+        global_batch_size: int,
+    ) -> tuple[TokenRows, int]:
+        """The training rows in order, and the number of rows of one epoch."""
+        training = self._config.training
+        tokens = [
+            int(reader.lengths[part].sum(dtype=np.int64)) for reader, part in zip(readers, documents, strict=True)
+        ]
+        per_epoch = sum(samples_per_epoch(count, self._length) for count in tokens)
+        if training.max_steps > 0:
+            wanted = training.max_steps * global_batch_size
+        else:
+            wanted = math.floor(per_epoch * training.num_train_epochs + 1e-6)
+        if wanted < 1 or not sum(tokens):
+            raise UserError(
+                f"the training text has {sum(tokens)} tokens, which is {per_epoch} samples of data.cutoff_len "
+                f"{self._length} (a sample takes cutoff_len + 1); use more text, a smaller cutoff_len, or "
+                "training.max_steps, which repeats the text"
+            )
+        _LOG.info("pretraining data: %d tokens, %d samples of %d per epoch", sum(tokens), per_epoch, self._length)
+        if len(readers) == 1:
+            return self._indexed_rows(readers[0], documents[0], wanted), per_epoch
+        shares = [float(count) for count in tokens] if weights is None else weights
+        for reader, count, share in zip(readers, tokens, shares, strict=True):
+            if share and not count:
+                raise UserError(f"data set {reader.prefix} has weight {share:g}, but no tokens to train on")
+        which, sample = blend_order(shares, wanted)
+        counts = np.bincount(which, minlength=len(readers))
+        parts: list[TokenRows] = []
+        for number, (reader, part) in enumerate(zip(readers, documents, strict=True)):
+            share = math.ceil(wanted * shares[number] / sum(shares))
+            requested = max(math.ceil(share * (1 + _BLEND_SURPLUS)), int(counts[number]))
+            parts.append(self._indexed_rows(reader, part, requested) if requested else [])
+        return Blend(parts, which, sample), per_epoch
+
+    def _indexed_rows(self, reader: IndexedReader, documents: np.ndarray, num_samples: int) -> PretrainSamples:
+        key = cache_key(
+            index=file_identity(idx_file(reader.prefix)),
+            documents=[len(documents), int(documents[0]), int(documents[-1])],
+            num_samples=num_samples,
+            sequence_length=self._length,
+            seed=self._config.training.seed,
+        )
+        base = self._cache_dir / f"{reader.prefix.name}_{key}"
+        files = [Path(f"{base}_{name}_index.npy") for name in ("document", "sample", "shuffle")]
+
+        def build() -> None:
+            index = SampleIndex.build(reader.lengths, documents, num_samples, self._length, self._config.training.seed)
+            self._cache_dir.mkdir(parents=True, exist_ok=True)
+            for file, array in zip(files, (index.documents, index.starts, index.shuffle), strict=True):
+                temporary = file.with_suffix(".tmp")
+                with temporary.open("wb") as stream:
+                    np.save(stream, array, allow_pickle=False)
+                temporary.replace(file)
+
+        self._build_once(lambda: all(file.is_file() for file in files), build)
+        arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
+        return PretrainSamples(reader, SampleIndex(*arrays), self._length)

@@ -1,0 +1,46 @@
+"""Which renderer the data section asks for."""
+
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config.data_config import DataConfig
+from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
+from mindspeed_llm.tasks.preprocess.render import Renderer, TemplateRenderer
+from mindspeed_llm.tasks.preprocess.templates import Template, load_template
+
+
+def make_renderer(data: DataConfig, tokenizer: Any) -> Renderer:
+    """The renderer of `data.template`; null is the tokenizer's own chat template, `empty` where it has none.
+
+    A template that brings its own end marker makes it the tokenizer's eos token, so that a model trained on it stops
+    there when it generates.
+    """
+    template = chosen_template(data, tokenizer)
+    if template is None:
+        if data.tool_format is not None:
+            raise UserError(
+                f"data.tool_format {data.tool_format!r} needs data.template: the tokenizer's chat template has its own"
+            )
+        return ChatTemplateRenderer(
+            tokenizer,
+            enable_thinking=data.enable_thinking,
+            default_system=data.default_system,
+            last_only=data.mask_history,
+        )
+    renderer = TemplateRenderer(template, tokenizer, enable_thinking=data.enable_thinking)
+    if template.efficient_eos and data.train_on_prompt:
+        raise UserError(
+            f"data.train_on_prompt is true, but template {template.name!r} closes replies by the label of the next "
+            "prompt token, which would then have two targets; set train_on_prompt to false"
+        )
+    if template.replace_eos:
+        tokenizer.eos_token = template.stop_words[0]
+    return renderer
+
+
+def chosen_template(data: DataConfig, tokenizer: Any) -> Template | None:
+    """The template given as data, or None for the tokenizer's own."""
+    if data.template is None and tokenizer.chat_template:
+        return None
+    template = load_template(data.template or "empty")
+    return template.with_options(default_system=data.default_system, tool_format=data.tool_format)

@@ -1,0 +1,180 @@
+"""Streaming: records are read, shuffled in a buffer and tokenized while training, and never kept.
+
+Every rank goes through the same stream and takes the rows that are its own, so a global batch is the same however it is
+split; the price is that every rank tokenizes all of it. When the data ends it starts again with another shuffle.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.data.order import BatchSplit
+from mindspeed_llm.fsdp2.data.sample import Collator, Sample, shifted
+from mindspeed_llm.fsdp2.data.sources import Batch, LoaderOptions
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
+from mindspeed_llm.tasks.preprocess.readers import Record, read_file
+from mindspeed_llm.tasks.preprocess.tokenize import Summary, Work
+
+_LOG = logging.getLogger("mindspeed_llm")
+
+_Item = tuple[int, Record]
+
+
+class RecordStream:
+    """Samples of several data sets in one endless stream; the first `skip` records are held out for evaluation."""
+
+    def __init__(
+        self,
+        entries: Sequence[DatasetEntry],
+        works: Sequence[Work],
+        *,
+        strategy: str = "concat",
+        probabilities: Sequence[float] | None = None,
+        buffer_size: int = 1,
+        seed: int = 42,
+        skip: int = 0,
+    ) -> None:
+        self._entries, self._works = entries, works
+        self._strategy, self._probabilities = strategy, probabilities
+        self._buffer_size, self._seed, self._skip = buffer_size, seed, skip
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield samples without end. Raises UserError when a whole pass over the data gives none."""
+        for epoch in itertools.count():
+            summary = Summary()
+            random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self._seed, epoch))))
+            records = itertools.islice(self._mixed(random), self._skip, None)
+            for item in _shuffled(records, self._buffer_size, random):
+                yield from self._tokenized(item, summary)
+            for line in summary.skip_lines():
+                _LOG.warning("stream, pass %d: %s", epoch + 1, line)
+            if summary.num_samples == 0:
+                reasons = "; ".join(summary.skip_lines()) or "there are no records"
+                raise UserError(f"no sample to train on is left of {summary.num_records} streamed records: {reasons}")
+
+    def held_out(self) -> list[Sample]:
+        """The samples of the first `skip` records."""
+        summary = Summary()
+        random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self._seed, 0))))
+        records = itertools.islice(self._mixed(random), self._skip)
+        samples = [sample for item in records for sample in self._tokenized(item, summary)]
+        if not samples:
+            raise UserError(f"data.val_size {self._skip}: none of the first {self._skip} records gives a sample")
+        return samples
+
+    def _tokenized(self, item: _Item, summary: Summary) -> Iterator[Sample]:
+        number, record = item
+        chunk = self._works[number]([record])
+        summary.add(chunk)
+        ids = chunk.arrays.get("input_ids", chunk.arrays.get("text"))
+        labels = chunk.arrays.get("labels", ids)
+        ends = np.cumsum(chunk.lengths)
+        for start, end in zip(ends - chunk.lengths, ends, strict=True):
+            yield Sample(ids[start:end], shifted(labels[start:end]))
+
+    def _records(self, number: int) -> Iterator[_Item]:
+        for file in self._entries[number].files:
+            for record in read_file(file):
+                yield number, record
+
+    def _mixed(self, random: np.random.RandomState) -> Iterator[_Item]:
+        count = len(self._entries)
+        if self._strategy == "concat" or count == 1:
+            return itertools.chain.from_iterable(map(self._records, range(count)))
+        if self._probabilities is None:
+            turns: Iterator[int] = itertools.cycle(range(count))
+        else:
+            shares = np.array(self._probabilities) / sum(self._probabilities)
+            # A generator of its own, so that the mix does not depend on the draws of the shuffle buffer.
+            own = np.random.RandomState(random.randint(1 << 31))
+            turns = iter(lambda: int(own.choice(count, p=shares)), -1)
+        return _interleaved([lambda n=n: self._records(n) for n in range(count)], turns, self._strategy)
+
+
+def _interleaved(
+    opens: Sequence[Callable[[], Iterator[_Item]]], turns: Iterator[int], strategy: str
+) -> Iterator[_Item]:
+    """Take from the sources in turn until the first (under) or the last (over) of them is used up."""
+    sources = [open_source() for open_source in opens]
+    ahead = [next(source, None) for source in sources]
+    used_up = {number for number, item in enumerate(ahead) if item is None}
+    if used_up:
+        raise UserError(f"data set number {min(used_up) + 1} of data.dataset holds no records")
+    for number in turns:
+        item = ahead[number]
+        assert item is not None
+        yield item
+        ahead[number] = next(sources[number], None)
+        if ahead[number] is None:
+            used_up.add(number)
+            if strategy == "interleave_under" or len(used_up) == len(opens):
+                return
+            sources[number] = opens[number]()
+            ahead[number] = next(sources[number])
+
+
+def _shuffled(items: Iterator[Any], size: int, random: np.random.RandomState) -> Iterator[Any]:
+    """Shuffle within a buffer: each item leaves at a random moment after it came in."""
+    buffer = list(itertools.islice(items, size))
+    for item in items:
+        place = random.randint(len(buffer))
+        buffer[place], item = item, buffer[place]
+        yield item
+    random.shuffle(buffer)
+    yield from buffer
+
+
+class StreamTrainSource:
+    """Training micro batches from a stream; its length is `max_steps`.
+
+    To start at a later step, what comes before is read and left out: a stream has no places.
+    """
+
+    def __init__(
+        self,
+        stream: RecordStream,
+        split: BatchSplit,
+        collator: Collator,
+        *,
+        max_steps: int,
+        loader: LoaderOptions | None = None,
+    ) -> None:
+        self.stream, self._split, self._collator = stream, split, collator
+        self._max_steps, self._loader = max_steps, loader or LoaderOptions()
+        self.steps_per_epoch = max_steps
+        self.num_samples = max_steps * split.global_batch_size
+
+    def total_steps(self, num_train_epochs: float, max_steps: int) -> int:
+        """Number of optimizer steps: `max_steps`, which streaming needs."""
+        return max_steps
+
+    def micro_batches(self, start_step: int = 0) -> Iterator[list[Batch]]:
+        """Yield, for each optimizer step from `start_step` on, the micro batches of this rank."""
+        rows = _StreamRows(self.stream, self._split, self._collator, start_step, self._max_steps)
+        arguments = self._loader.arguments()
+        if self._loader.num_workers:
+            # One process reads ahead; several would have to share the stream out.
+            arguments["num_workers"] = 1
+        batches = iter(DataLoader(rows, batch_size=None, **arguments))
+        while step_batches := list(itertools.islice(batches, self._split.accumulation)):
+            yield step_batches
+
+
+class _StreamRows(IterableDataset):
+    """The micro batches of one rank, from `start` to `stop` optimizer steps."""
+
+    def __init__(self, stream: RecordStream, split: BatchSplit, collator: Collator, start: int, stop: int) -> None:
+        self._stream, self._split, self._collator, self._start, self._stop = stream, split, collator, start, stop
+
+    def __iter__(self) -> Iterator[Batch]:
+        size = self._split.global_batch_size
+        samples = itertools.islice(self._stream.samples(), self._start * size, self._stop * size)
+        for _ in range(self._start, self._stop):
+            batch = list(itertools.islice(samples, size))
+            for micro_step in range(self._split.accumulation):
+                yield self._collator([batch[place] for place in self._split.row_positions(0, micro_step)])

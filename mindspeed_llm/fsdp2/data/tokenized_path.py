@@ -1,0 +1,67 @@
+"""`data.tokenized_path`: tokenized training and evaluation samples kept in a folder of the user's choice."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.data.lf_samples import StoredSamples
+from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, write_store
+from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
+
+_INFO = "tokenized_info.json"
+_CHUNK_SAMPLES = 1000
+
+
+def tokenized_exists(path: Path) -> bool:
+    """Whether the folder holds tokenized data; raises UserError when it holds something else."""
+    if (path / _INFO).is_file():
+        return True
+    if path.is_file() or (path.is_dir() and any(path.iterdir()) and not any(path.glob("train_packed_*"))):
+        raise UserError(
+            f"data.tokenized_path {path} exists, but holds no tokenized data ({_INFO} is missing); name an empty or "
+            "new folder to write it there"
+        )
+    return False
+
+
+def save_tokenized(path: Path, train: StoredSamples, evaluation: Mapping[str, StoredSamples]) -> None:
+    """Write the samples in their order; the file that marks the folder as finished comes last."""
+    path.mkdir(parents=True, exist_ok=True)
+    _write(path / "train", train)
+    prefixes = {name: f"eval{number}" for number, name in enumerate(evaluation)}
+    for name, samples in evaluation.items():
+        _write(path / prefixes[name], samples)
+    temporary = path / (_INFO + ".tmp")
+    temporary.write_text(json.dumps({"train": "train", "eval": prefixes}, indent=2), encoding="utf-8")
+    temporary.replace(path / _INFO)
+
+
+def load_tokenized(path: Path) -> tuple[StoredSamples, dict[str, StoredSamples]]:
+    """Read what `save_tokenized` wrote."""
+    info = json.loads((path / _INFO).read_text(encoding="utf-8"))
+    return _read(path / info["train"]), {name: _read(path / prefix) for name, prefix in info["eval"].items()}
+
+
+def _write(prefix: Path, samples: StoredSamples) -> None:
+    summary = Summary()
+    write_store(prefix, ("input_ids", "labels"), _chunks(samples, summary), summary)
+
+
+def _chunks(samples: StoredSamples, summary: Summary) -> Iterator[Chunk]:
+    for start in range(0, len(samples), _CHUNK_SAMPLES):
+        rows = [samples.tokens(index) for index in range(start, min(start + _CHUNK_SAMPLES, len(samples)))]
+        arrays = {
+            "input_ids": np.concatenate([ids for ids, _ in rows]),
+            "labels": np.concatenate([labels for _, labels in rows]),
+        }
+        chunk = Chunk(arrays, np.array([len(ids) for ids, _ in rows], dtype=np.int32), len(rows))
+        summary.add(chunk)
+        yield chunk
+
+
+def _read(prefix: Path) -> StoredSamples:
+    store = SampleStore(prefix)
+    return StoredSamples([store], np.zeros(len(store), dtype=np.int64), np.arange(len(store)))

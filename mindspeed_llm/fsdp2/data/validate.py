@@ -1,0 +1,69 @@
+"""Checks of the data files that need no tokenizer and no torch: names, files, columns, templates."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config.config import Config
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
+from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
+from mindspeed_llm.tasks.preprocess.readers import Record, read_file
+from mindspeed_llm.tasks.preprocess.records import FORMATS, UnusableRecord, missing_column, to_conversation
+from mindspeed_llm.tasks.preprocess.templates import load_template
+from mindspeed_llm.tasks.preprocess.tokenize import empty_file, text_of
+
+_TOKENIZED_INFO = "tokenized_info.json"
+
+
+def validate_data(config: Config) -> None:
+    """Check that the data can be used as configured, by looking at the first record of every file.
+
+    Raises UserError: a name that dataset_info.json does not have, a missing or empty file, files of several types in a
+    folder, a missing column, a damaged indexed file, a template or tool format that does not exist.
+    """
+    data = config.data
+    if config.training.stage == "sft":
+        template = load_template(data.template or "empty")
+        template.with_options(tool_format=data.tool_format)
+    kept = data.tokenized_path is not None and (Path(data.tokenized_path) / _TOKENIZED_INFO).is_file()
+    for field, dataset in (("data.dataset", data.dataset), ("data.eval_dataset", data.eval_dataset)):
+        if dataset is None or kept:
+            continue
+        try:
+            if data.data_manager_type == "mg":
+                inputs = resolve_inputs(dataset, data.dataset_dir)
+                for prefix in inputs.prefixes:
+                    if not len(IndexedReader(prefix)):
+                        raise UserError(f"indexed data set {prefix} holds no documents")
+                entries = inputs.texts
+            else:
+                entries = resolve_datasets(dataset, data.dataset_dir)
+            _check_entries(entries, is_chat=config.training.stage == "sft")
+        except UserError as error:
+            raise error if str(error).startswith("data.") else UserError(f"{field}: {error}") from error
+
+
+def _check_entries(entries: Sequence[DatasetEntry], *, is_chat: bool) -> None:
+    for entry in entries:
+        for file in entry.files:
+            first = next(iter(itertools.islice(read_file(file), 1)), None)
+            if first is None:
+                raise empty_file(file)
+            if is_chat:
+                _check_conversation(entry, first)
+            else:
+                text_of(first, entry.columns["text"] or "text")
+
+
+def _check_conversation(entry: DatasetEntry, record: Record) -> None:
+    for name in dict.fromkeys((*FORMATS[entry.formatting].required, *entry.given_columns)):
+        column = entry.columns.get(name)
+        if column is not None and column not in record.data:
+            raise missing_column(record, name, column)
+    try:
+        to_conversation(record, entry.formatting, entry.columns, entry.tags)
+    except UnusableRecord:
+        # Counted and reported when the data is prepared; the layout is right.
+        return

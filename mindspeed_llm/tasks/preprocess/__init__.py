@@ -1,0 +1,1 @@
+"""Shared preprocessing: record -> messages -> template -> token ids and loss mask -> stored samples."""

@@ -1,0 +1,161 @@
+"""Data set entries: names in `dataset_info.json`, or the same keys given inline, resolved to files and columns."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.readers import data_files
+from mindspeed_llm.tasks.preprocess.records import FORMATS
+
+INFO_FILE = "dataset_info.json"
+
+DatasetChoice = str | list[Any] | Mapping[str, Any]
+"""The forms of `data.dataset`: names separated by commas, a list of names, or one inline mapping with file_name."""
+
+_OTHER_SOURCES = {
+    "script_url": "running a loading script from the net is not supported",
+    "cloud_file_name": "reading from object storage is not available yet",
+    "hf_hub_url": "loading from a hub is not available yet",
+    "ms_hub_url": "loading from a hub is not available yet",
+    "om_hub_url": "loading from a hub is not available yet",
+}
+_COLUMN_NAMES = ("prompt", "query", "response", "history", "messages", "system", "tools", "text")
+_PREFERENCE_COLUMNS = ("chosen", "rejected", "kto_tag")
+_KNOWN_KEYS = (
+    "file_name", "formatting", "ranking", "subset", "split", "folder", "num_samples", "columns", "tags",
+    *_OTHER_SOURCES,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DatasetEntry:
+    """One data set: its files, how its records are laid out, and how many samples to draw (None: each once).
+
+    `columns` maps the role of a column to its name in the records, defaults of the format filled in per key.
+    """
+
+    name: str
+    files: list[Path]
+    formatting: str = "alpaca"
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    tags: Mapping[str, str | None] = field(default_factory=dict)
+    given_columns: tuple[str, ...] = ()
+    num_samples: int | None = None
+
+
+def split_names(dataset: DatasetChoice | None) -> list[Any]:
+    """Normalise the forms of `data.dataset` to a list: names separated by commas, a list, or one inline mapping."""
+    if dataset is None:
+        return []
+    if isinstance(dataset, Mapping):
+        return [dataset]
+    items = dataset.split(",") if isinstance(dataset, str) else list(dataset)
+    return [item.strip() if isinstance(item, str) else item for item in items if item != ""]
+
+
+def resolve_datasets(dataset: DatasetChoice | None, dataset_dir: str | Path) -> list[DatasetEntry]:
+    """Resolve `data.dataset` (or `data.eval_dataset`) to entries with existing files.
+
+    Raises UserError naming the field, the value and the nearest valid name when something does not exist.
+    """
+    entries: list[DatasetEntry] = []
+    for item in split_names(dataset):
+        if isinstance(item, str):
+            keys = _registered(item, Path(dataset_dir))
+            entries.append(_entry(item, keys, Path(dataset_dir), registered=True))
+        elif isinstance(item, Mapping):
+            entries += _inline(item, Path(dataset_dir))
+        else:
+            raise UserError(f"data.dataset: expected a name or a mapping with file_name, found {item!r}")
+    return entries
+
+
+def local_path(name: str | Path, dataset_dir: Path, *, registered: bool = False) -> Path:
+    """Find a file named in a data set: an absolute path as it is, else below the current or the data set folder.
+
+    Registered names are looked up in the folder of their `dataset_info.json` first, inline ones in the current folder.
+    """
+    places = [Path(name), dataset_dir / name]
+    if registered:
+        places.reverse()
+    found = next((place for place in places if place.exists()), None)
+    if found is None:
+        looked = " and ".join(dict.fromkeys(str(place) for place in places))
+        raise UserError(f"data set file {str(name)!r} does not exist; looked for {looked}")
+    return found
+
+
+def _registered(name: str, dataset_dir: Path) -> Mapping[str, Any]:
+    for prefix in ("ONLINE", "REMOTE:"):
+        if str(dataset_dir).startswith(prefix):
+            raise UserError(f"data.dataset_dir {str(dataset_dir)!r}: loading from a hub is not available yet")
+    info_file = dataset_dir / INFO_FILE
+    if not info_file.is_file():
+        raise UserError(
+            f"data.dataset names {name!r}, but {info_file} does not exist; set data.dataset_dir to the folder of "
+            f"{INFO_FILE}, or give data.dataset as a mapping with file_name"
+        )
+    try:
+        info = json.loads(info_file.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{info_file}:{error.lineno}: not valid JSON ({error.msg})") from error
+    if name not in info:
+        near = difflib.get_close_matches(name, info, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(info))}"
+        raise UserError(f"data.dataset: {name!r} is not in {info_file}{hint}")
+    return info[name]
+
+
+def _inline(keys: Mapping[str, Any], dataset_dir: Path) -> list[DatasetEntry]:
+    file_name = keys.get("file_name")
+    names = file_name if isinstance(file_name, list) else [file_name]
+    if isinstance(file_name, str) and "," in file_name and not Path(file_name).exists():
+        names = [part.strip() for part in file_name.split(",")]
+    return [_entry(str(name), {**keys, "file_name": name}, dataset_dir, registered=False) for name in names]
+
+
+def _entry(name: str, keys: Mapping[str, Any], dataset_dir: Path, *, registered: bool) -> DatasetEntry:
+    where = f"data set {name!r}"
+    for key in keys:
+        if key not in _KNOWN_KEYS:
+            near = difflib.get_close_matches(key, _KNOWN_KEYS, n=1)
+            raise UserError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if keys.get("file_name") is None:
+        reason = next((text for key, text in _OTHER_SOURCES.items() if keys.get(key)), "it has no file_name")
+        raise UserError(f"{where}: {reason}; put the files on disk and name them with file_name")
+    if keys.get("ranking"):
+        raise UserError(f"{where}: ranking is true, but preference pairs cannot be used for pt or sft")
+    for key in ("subset", "folder"):
+        if keys.get(key):
+            raise UserError(f"{where}: {key} applies to hub data sets; name the file or folder itself with file_name")
+    if keys.get("split") not in (None, "train"):
+        raise UserError(f"{where}: split {keys['split']!r}: local files have only the split 'train'")
+    formatting = keys.get("formatting", "alpaca")
+    if formatting not in FORMATS:
+        raise UserError(f"{where}: formatting {formatting!r}; expected one of {', '.join(FORMATS)}")
+    columns, given = _merged(where, "columns", keys, {**FORMATS[formatting].columns, "text": "text"}, _COLUMN_NAMES)
+    tags, _ = _merged(where, "tags", keys, FORMATS[formatting].tags, tuple(FORMATS["sharegpt"].tags))
+    num_samples = keys.get("num_samples")
+    if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
+        raise UserError(f"{where}: num_samples {num_samples!r}; expected a positive number")
+    files = data_files(local_path(keys["file_name"], dataset_dir, registered=registered))
+    return DatasetEntry(name, files, formatting, columns, tags, given, num_samples)
+
+
+def _merged(
+    where: str, section: str, keys: Mapping[str, Any], defaults: Mapping[str, str | None], known: tuple[str, ...]
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Fill the given mapping up with the defaults key by key; null switches one column off."""
+    given = keys.get(section) or {}
+    for key in given:
+        if section == "columns" and key in _PREFERENCE_COLUMNS:
+            raise UserError(f"{where}: column {key!r} belongs to preference data, which pt and sft cannot use")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(known)}"
+            raise UserError(f"{where}: unknown key {key!r} in {section}{hint}")
+    return {**defaults, **given}, tuple(key for key in given if given[key] is not None)

@@ -1,0 +1,77 @@
+"""The inputs of pretraining: raw text files, and prefixes of indexed files with or without weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetChoice, DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.indexed_format import bin_file, idx_file, indexed_exists
+
+
+@dataclass(frozen=True)
+class PretrainInputs:
+    """`texts` are tokenized together to one indexed file; `prefixes` exist already. `weights` (one per prefix) is None
+    where none were given: then every input counts by its number of tokens."""
+
+    texts: list[DatasetEntry]
+    prefixes: list[Path]
+    weights: list[float] | None = None
+
+
+def resolve_inputs(dataset: DatasetChoice | None, dataset_dir: str | Path) -> PretrainInputs:
+    """Resolve `data.dataset` for pretraining.
+
+    Its forms are names, or an inline mapping whose file_name is a file, a folder, a prefix, or a list of these, where
+    prefixes may alternate with weights: [0.3, prefix, 0.7, prefix].
+    """
+    if not isinstance(dataset, Mapping):
+        return PretrainInputs(resolve_datasets(dataset, dataset_dir), [])
+    file_name = dataset.get("file_name")
+    if isinstance(file_name, str):
+        names: list[Any] = [file_name]
+        if "," in file_name and not Path(file_name).exists():
+            names = [part.strip() for part in file_name.split(",")]
+    else:
+        names = list(file_name or [])
+    weights = _weights(names)
+    if weights is not None:
+        names = names[1::2]
+    texts: list[DatasetEntry] = []
+    prefixes: list[Path] = []
+    for name in names:
+        prefix = _prefix(str(name), Path(dataset_dir))
+        if prefix is not None:
+            prefixes.append(prefix)
+        elif weights is not None:
+            raise UserError(f"data.dataset.file_name: {name!r} has a weight, but no {name}.bin and {name}.idx exist")
+        else:
+            texts += resolve_datasets({**dataset, "file_name": name}, dataset_dir)
+    if not names:
+        texts = resolve_datasets(dataset, dataset_dir)
+    return PretrainInputs(texts, prefixes, weights)
+
+
+def _weights(names: list[Any]) -> list[float] | None:
+    """The weights of a list in which every other item is a number."""
+    if len(names) < 2 or len(names) % 2:
+        return None
+    try:
+        weights = [float(name) for name in names[::2]]
+    except (TypeError, ValueError):
+        return None
+    if min(weights) < 0 or sum(weights) <= 0:
+        raise UserError(f"data.dataset.file_name: weights {weights}; expected numbers from 0 on, not all 0")
+    return weights
+
+
+def _prefix(name: str, dataset_dir: Path) -> Path | None:
+    stem = name.removesuffix(".bin").removesuffix(".idx")
+    for prefix in (Path(stem), dataset_dir / stem):
+        if indexed_exists(prefix):
+            return prefix
+        for there, missing in ((bin_file, idx_file), (idx_file, bin_file)):
+            if there(prefix).is_file():
+                raise UserError(f"data.dataset.file_name: {there(prefix)} exists, but {missing(prefix)} does not")
+    return None
