@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 import mindspeed_llm
 
 FILE_NAME = "versions.json"
-_PACKAGES = ("torch", "torch_npu", "transformers", "megatron-core", "safetensors", "datasets", "tokenizers", "numpy")
+_PACKAGES = ("torch", "transformers", "megatron-core", "safetensors", "datasets", "tokenizers", "numpy")
+_DEVICE_BACKENDS = "torch.backends"  # entry points by which packages add a device to torch
 
 
 def versions(*, device_name: str | None = None) -> dict[str, str]:
@@ -24,6 +25,9 @@ def versions(*, device_name: str | None = None) -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
+    for backend in entry_points(group=_DEVICE_BACKENDS):
+        if backend.dist is not None:
+            found[backend.dist.name] = backend.dist.version
     found["system"] = platform.platform()
     if device_name is not None:
         found["device"] = device_name

@@ -140,3 +140,12 @@ def test_versions_are_those_that_run(tmp_path: Path) -> None:
     assert found["mindspeed_llm"] == mindspeed_llm.__version__
     assert found["device"] == "Ascend910B3"
     assert {"python", "transformers", "megatron-core", "system"} <= found.keys()
+
+
+def test_packages_that_add_a_device_to_torch_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "torch_toy-1.2.3.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_toy\nVersion: 1.2.3\n")
+    (package / "entry_points.txt").write_text("[torch.backends]\ntorch_toy = torch_toy:autoload\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert versions()["torch_toy"] == "1.2.3"

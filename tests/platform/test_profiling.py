@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed_llm.observability.profiler import Profiler
-from mindspeed_llm.platform import profiling
+from mindspeed_llm.platform import profiler_backends
+from mindspeed_llm.platform.profiling import Profiler
 
 pytestmark = pytest.mark.filterwarnings("ignore:Profiler won't be using warmup:UserWarning")
 
@@ -26,8 +26,8 @@ def _on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(folder: Path, *, steps: int, rank: int = 0, **fields: Any) -> None:
     """Train `steps` steps; step k multiplies matrices of k + 2 rows, so that a trace tells its steps."""
-    fields = {"profile": True, "profile_record_shapes": True, "profile_save_path": str(folder)} | fields
-    with Profiler(profiling.make_profiler, rank=rank, **fields) as profiler:
+    fields = {"enabled": True, "record_shapes": True, "save_path": str(folder)} | fields
+    with Profiler(rank=rank, **fields) as profiler:
         for step in range(steps):
             torch.ones(step + 2, 4) @ torch.ones(4, 4)
             profiler.step()
@@ -49,7 +49,7 @@ def _recorded_steps(folder: Path) -> list[int]:
 def test_the_steps_from_start_to_before_end_are_recorded(
     start: int, end: int, expected: list[int], tmp_path: Path
 ) -> None:
-    _run(tmp_path, steps=6, profile_step_start=start, profile_step_end=end)
+    _run(tmp_path, steps=6, step_start=start, step_end=end)
     assert _recorded_steps(tmp_path) == expected
 
 
@@ -58,30 +58,30 @@ def test_a_window_after_the_last_step_is_reported(
     steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("mindspeed_llm"), "propagate", True)
-    _run(tmp_path, steps=steps, profile_step_start=3, profile_step_end=5)
+    _run(tmp_path, steps=steps, step_start=3, step_end=5)
     assert f"no step was profiled: profile_step_start is 3, but this process did only {steps} steps" in caplog.text
 
 
 @pytest.mark.parametrize(("ranks", "written"), [([-1], True), ([1, 3], True), ([0], False)])
 def test_only_the_chosen_ranks_are_profiled(ranks: list[int], written: bool, tmp_path: Path) -> None:
-    _run(tmp_path, steps=1, rank=3, profile_ranks=ranks)
+    _run(tmp_path, steps=1, rank=3, ranks=ranks)
     assert (tmp_path / "rank3.pt.trace.json").exists() == written
 
 
 def test_off_means_off(tmp_path: Path) -> None:
-    _run(tmp_path / "none", steps=1, profile=False)
+    _run(tmp_path / "none", steps=1, enabled=False)
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("start", "end"), [(3, 3), (3, 2), (-1, 2)])
 def test_an_empty_range_is_refused(start: int, end: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"profile_step_start={start}, profile_step_end={end}"):
-        _run(tmp_path, steps=1, profile_step_start=start, profile_step_end=end)
+        _run(tmp_path, steps=1, step_start=start, step_end=end)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("profile_level", "level9", "level_none, level0"), ("profile_export_type", "xml", "text, db")],
+    [("level", "level9", "level_none, level0"), ("export_type", "xml", "text, db")],
 )
 def test_unknown_values_are_refused(field: str, value: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
@@ -89,8 +89,8 @@ def test_unknown_values_are_refused(field: str, value: str, message: str, tmp_pa
 
 
 def test_the_options_decide_what_a_trace_holds(tmp_path: Path) -> None:
-    _run(tmp_path / "bare", steps=1, profile_record_shapes=False, profile_data_simplification=True)
-    _run(tmp_path / "full", steps=1, profile_with_memory=True, profile_with_stack=True, profile_level="level1")
+    _run(tmp_path / "bare", steps=1, record_shapes=False, data_simplification=True)
+    _run(tmp_path / "full", steps=1, with_memory=True, with_stack=True, level="level1")
     bare, full = _trace(tmp_path / "bare"), _trace(tmp_path / "full")
 
     def products(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,14 +109,14 @@ def test_the_options_decide_what_a_trace_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("level", "flops"), [("level0", 0), ("level1", 2 * 2 * 4 * 4)])
 def test_a_database_holds_events_and_operators(level: str, flops: int, tmp_path: Path) -> None:
     for _ in range(2):  # the second run replaces the file of the first
-        _run(tmp_path, steps=1, profile_export_type="db", profile_level=level)
+        _run(tmp_path, steps=1, export_type="db", level=level)
     connection = sqlite3.connect(tmp_path / "rank0.db")
     assert connection.execute("SELECT device, input_shapes, flops FROM events WHERE name = 'aten::mm'").fetchall() == [
         ("cpu", "[[2, 4], [4, 4]]", flops)
     ]
     assert connection.execute("SELECT calls FROM operators WHERE name = 'aten::mm'").fetchall() == [(1,)]
     connection.close()
-    _run(tmp_path, steps=1, profile_export_type="db", profile_data_simplification=True)
+    _run(tmp_path, steps=1, export_type="db", data_simplification=True)
     connection = sqlite3.connect(tmp_path / "rank0.db")
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     connection.close()
@@ -141,8 +141,8 @@ def test_the_ascend_profiler_gets_every_field(tmp_path: Path, monkeypatch: pytes
     stub = types.ModuleType("torch_npu")
     stub.profiler = fake
     monkeypatch.setitem(sys.modules, "torch_npu", stub)
-    monkeypatch.setattr(profiling, "device_type", lambda: "npu")
-    name, _, keywords = profiling.make_profiler(
+    monkeypatch.setattr(profiler_backends, "device_type", lambda: "npu")
+    name, _, keywords = profiler_backends.make_profiler(
         skip_first=4,
         warmup=1,
         active=1,
