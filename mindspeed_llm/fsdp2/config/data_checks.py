@@ -1,5 +1,7 @@
 """Checks of section `data`, alone and against the other sections. Files are not opened here."""
 
+from pathlib import Path
+
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.config.data_config import DatasetChoice, dataset_names
@@ -9,7 +11,7 @@ from mindspeed_llm.fsdp2.config.types import comma_list
 def check_data(config: Config) -> None:
     """Raise `UserError` where fields of section `data` disagree with each other or with `training`."""
     data = config.data
-    if data.dataset is None and data.tokenized_path is None:
+    if data.dataset is None and (data.tokenized_path is None or data.data_manager_type == "mg"):
         raise UserError(
             "data.dataset is not set. Expected a mapping such as {file_name: data.jsonl}, or names registered in "
             f"{data.dataset_dir}/dataset_info.json"
@@ -85,7 +87,7 @@ def _check_mixture(config: Config) -> None:
         raise UserError(
             f"data.interleave_probs = {data.interleave_probs!r} is not a list of probabilities above 0, such as 0.7,0.3"
         )
-    count = max(1, len(data.dataset_names))
+    count = _num_datasets(data.dataset)
     if len(probabilities) != count:
         raise UserError(
             f"data.interleave_probs = {data.interleave_probs!r} has {len(probabilities)} probabilities, but "
@@ -96,6 +98,14 @@ def _check_mixture(config: Config) -> None:
             f"data.interleave_probs = {data.interleave_probs!r} adds up to {sum(probabilities):g}; they must add up to "
             "1"
         )
+
+
+def _num_datasets(choice: DatasetChoice | None) -> int:
+    """The data sets that `choice` names; a mapping may name several files."""
+    files = choice.get("file_name") if isinstance(choice, dict) else choice
+    if isinstance(files, str):
+        return 1 if isinstance(choice, dict) and Path(files).exists() else len(comma_list(files))
+    return len(files) if isinstance(files, list) else 1
 
 
 def _check_evaluation(config: Config) -> None:
@@ -126,6 +136,11 @@ def _check_streaming(config: Config) -> None:
         raise UserError(
             "data.streaming = true and data.data_manager_type = mg disagree: mg shuffles an index over all samples. "
             "Use data.data_manager_type lf."
+        )
+    if data.packing or data.neat_packing:
+        raise UserError(
+            "data.streaming = true and data.packing (or neat_packing) = true disagree: packing looks at whole batches "
+            "of samples. Set one of them to false."
         )
     if data.max_samples is not None:
         raise UserError(

@@ -24,7 +24,8 @@ class DataConfig:
     """Evaluation data, given like `dataset`. Excludes `val_size`."""
 
     dataset_dir: str = "./configs/fsdp2/data"
-    """Folder of dataset_info.json. With manager `lf` a relative `file_name` is looked up here."""
+    """Folder of dataset_info.json. Its data sets are looked up here first; a `file_name` given in the configuration
+    in the current folder first, then here."""
 
     cutoff_len: PositiveInt = 2048
     """Length of a sequence in tokens: the fixed length of manager `mg`, the upper limit of manager `lf`."""
@@ -57,7 +58,7 @@ class DataConfig:
     """Processes that tokenise. null: one."""
 
     max_samples: PositiveInt | None = None
-    """Take at most this many records of each data set."""
+    """Take at most this many records of each data set (manager `mg`: of all texts together)."""
 
     eval_num_beams: PositiveInt | None = None
     """Beams for generation during evaluation."""
@@ -88,10 +89,11 @@ class DataConfig:
     thoughts and puts the empty thought in the prompt, null keeps records as they are."""
 
     tokenized_path: str | None = None
-    """Folder of tokenised data: read if it has content, written otherwise."""
+    """Manager `lf`: folder of tokenised data, read if it has content, written otherwise."""
 
     data_shared_file_system: bool = False
-    """The nodes share their file system: only rank 0 prepares data, instead of one rank of every node."""
+    """Manager `lf`: the nodes share their file system, so that rank 0 alone prepares data, not one rank of every
+    node."""
 
     data_manager_type: Literal["lf", "mg"] = "lf"
     """`lf`: records, one sample each (stages sft and pt). `mg`: fixed-length samples cut from joined texts (stage
@@ -113,25 +115,10 @@ class DataConfig:
     """Stage pt, manager `mg`: documents within one sample do not see each other. Needs `append_eod`."""
 
     append_eod: bool = False
-    """Stage pt: end every document with the end-of-text token."""
+    """Stage pt: end every document with the tokenizer's end-of-text token."""
 
     eval_max_samples: PositiveInt | None = None
     """Evaluate on at most this many samples. null: all."""
-
-    @property
-    def packs_samples(self) -> bool:
-        """Whether samples are packed, neatly or not."""
-        return self.packing or self.neat_packing
-
-    @property
-    def dataset_names(self) -> list[str]:
-        """The names of registered training data sets; empty when `dataset` is a mapping or null."""
-        return dataset_names(self.dataset)
-
-    @property
-    def eval_dataset_names(self) -> list[str]:
-        """The names of registered evaluation data sets; empty when `eval_dataset` is a mapping or null."""
-        return dataset_names(self.eval_dataset)
 
     @property
     def has_eval_data(self) -> bool:

@@ -88,12 +88,13 @@ def _spec(section: str, field: dataclasses.Field, doc: str) -> FieldSpec:
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    members = [field.type]
+    members: list[Any] = [field.type]
     if get_origin(field.type) in (Union, types.UnionType):
         members = list(get_args(field.type))
     optional = type(None) in members
     members = [member for member in members if member is not type(None)]
-    kind, item, choices, bounds = members[0], None, (), None
+    kind: Any = members[0]
+    item, choices, bounds = None, (), None
     if get_origin(kind) is Annotated:
         kind, bounds = get_args(kind)
     if get_origin(kind) is Literal:

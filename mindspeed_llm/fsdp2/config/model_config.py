@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mindspeed_llm.fsdp2.config.types import comma_list
-
 ModelId = Literal[
     "gpt_oss",
     "qwen3",
@@ -96,13 +94,3 @@ class ModelConfig:
 
     fsdp_low_precision_all_gather_mode: Literal["on-demand", "all"] = "on-demand"
     """Gather the layout that the coming pass needs, or both layouts at once."""
-
-    @property
-    def added_tokens(self) -> list[str]:
-        """`add_tokens` as a list."""
-        return comma_list(self.add_tokens)
-
-    @property
-    def added_special_tokens(self) -> list[str]:
-        """`add_special_tokens` as a list."""
-        return comma_list(self.add_special_tokens)

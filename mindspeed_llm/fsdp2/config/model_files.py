@@ -9,8 +9,10 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
-_INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_WEIGHT_FILES = (
+    ("model.safetensors.index.json", ("*.safetensors",)),
+    ("pytorch_model.bin.index.json", ("*.bin", "*.pt")),
+)
 
 
 def check_model_files(model: ModelConfig) -> dict[str, Any] | None:
@@ -79,21 +81,27 @@ def _check_family(model: ModelConfig, description: dict[str, Any], folder: Path)
 
 
 def _check_weights(folder: Path) -> None:
-    for name in _INDEX_FILES:
-        if (folder / name).is_file():
-            weight_map = _read_object(folder / name, str(folder)).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise UserError(f"{folder / name} has no weight_map; the index of the weight files is damaged")
-            missing = sorted({file for file in weight_map.values() if not (folder / str(file)).is_file()})
-            if missing:
-                more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-                raise UserError(
-                    f"{folder} lacks weight files that {name} names: {', '.join(missing[:3])}{more}; the download is "
-                    "incomplete"
-                )
+    """Look for weights in the order in which they are read: safetensors, then files of torch.save; an index first."""
+    for index_name, patterns in _WEIGHT_FILES:
+        if (folder / index_name).is_file():
+            _check_index(folder, index_name)
             return
-    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHT_PATTERNS):
+        if any(next(folder.glob(pattern), None) for pattern in patterns):
+            return
+    raise UserError(
+        f"{folder} holds no weights (*.safetensors, *.bin or *.pt); set model.train_from_scratch to true to start from "
+        "random weights"
+    )
+
+
+def _check_index(folder: Path, index_name: str) -> None:
+    weight_map = _read_object(folder / index_name, str(folder)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{folder / index_name} has no weight_map; the index of the weight files is damaged")
+    missing = sorted({str(file) for file in weight_map.values() if not (folder / str(file)).is_file()})
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(
-            f"{folder} holds no weights (*.safetensors or *.bin); set model.train_from_scratch to true to start from "
-            "random weights"
+            f"{folder} lacks weight files that {index_name} names: {', '.join(missing[:3])}{more}; the download is "
+            "incomplete"
         )

@@ -48,7 +48,6 @@ NOT_AVAILABLE: dict[str, NotAvailable] = {
     "parallel.tp_size": NotAvailable(reason="tensor parallelism; keep 1"),
     "parallel.ep_size": NotAvailable(reason="expert parallelism; keep 1"),
     "parallel.cp_size": NotAvailable(reason="context parallelism; keep 1"),
-    "parallel.shard_placement_fn": NotAvailable(reason="parameters are cut along their first dimension"),
     "parallel.fsdp_implementation": NotAvailable(reason="only native, torch's fully_shard"),
     "parallel.enable_chunk_batch": NotAvailable(reason="a micro batch goes through the model as a whole"),
     "training.optimizer": NotAvailable(

@@ -55,7 +55,7 @@ class ParallelConfig:
     memory, more communication."""
 
     shard_placement_fn: ShardPlacement | None = None
-    """Dimension that parameters are cut along. null: the first."""
+    """Dimension that parameters of `fsdp_modules` are cut along, where it divides evenly. null: the first."""
 
     efsdp_shard_placement_fn: ShardPlacement | None = "shard_by_dim_1"
     """Dimension that expert parameters are cut along inside an expert group."""
@@ -134,7 +134,3 @@ class ParallelConfig:
                 "(torchrun --nproc_per_node x --nnodes)."
             )
         return size
-
-    def replicas(self, world_size: int) -> int:
-        """The copies of the model in a world of `world_size` ranks. `UserError` as `resolved_fsdp_size`."""
-        return world_size // self.resolved_fsdp_size(world_size)

@@ -12,6 +12,10 @@ from mindspeed_llm.fsdp2.config.help import full_doc, section_fields, shown
 from mindspeed_llm.fsdp2.config.inert import IDLE
 
 _FILE = "fsdp2_arguments.md"
+_COLUMNS = {
+    "en": ("Field", "Values", "Default", "Meaning"),
+    "zh": ("字段", "取值", "默认值", "含义"),
+}
 _TEXTS = {
     "en": {
         "title": "Arguments of the FSDP2 backend",
@@ -21,7 +25,6 @@ _TEXTS = {
             "the file. Unknown sections and fields are errors."
         ),
         "section": "Section `{}`",
-        "columns": ("Field", "Values", "Default", "Meaning"),
         "required": "required",
     },
     "zh": {
@@ -32,7 +35,6 @@ _TEXTS = {
             "未知的小节或字段会报错。字段含义为英文。"
         ),
         "section": "`{}` 小节",
-        "columns": ("字段", "取值", "默认值", "含义"),
         "required": "必填",
     },
 }
@@ -44,7 +46,7 @@ def reference_page(language: str) -> str:
     lines = [f"# {texts['title']}", "", texts["introduction"]]
     for section, section_class in SECTIONS.items():
         lines += ["", f"## {texts['section'].format(section)}", "", str(section_class.__doc__), ""]
-        lines += ["| " + " | ".join(texts["columns"]) + " |", "|---|---|---|---|"]
+        lines += ["| " + " | ".join(_COLUMNS[language]) + " |", "|---|---|---|---|"]
         lines += [_row(spec, texts["required"]) for spec in section_fields(section)]
     return "\n".join(lines) + "\n"
 

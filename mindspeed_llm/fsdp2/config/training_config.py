@@ -196,12 +196,3 @@ class TrainingConfig:
 
     tensorboard: bool = True
     """Write TensorBoard events to `output_dir`."""
-
-    @property
-    def eval_batch_size(self) -> int:
-        """Samples of an evaluation micro batch per rank."""
-        return self.per_device_eval_batch_size or self.per_device_train_batch_size
-
-    def global_batch_size(self, data_parallel_size: int) -> int:
-        """Samples of one optimizer step over `data_parallel_size` ranks."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * data_parallel_size

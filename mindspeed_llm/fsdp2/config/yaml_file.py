@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with the scalars of YAML 1.2."""
 
     # An own table; the inherited one is shared with everybody who uses yaml.
-    yaml_implicit_resolvers = {}
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
 
 class _Dumper(yaml.SafeDumper):

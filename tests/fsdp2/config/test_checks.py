@@ -19,6 +19,7 @@ PT_MG = {"training.stage": "pt", "data.data_manager_type": "mg"}
 PT_LF = {"training.stage": "pt"}
 DATASETS = {"data.dataset": "a,b"}
 INTERLEAVE = {**DATASETS, "data.mix_strategy": "interleave_under"}
+FILES = {"data.dataset": {"file_name": ["a.jsonl", "b.jsonl"]}, "data.mix_strategy": "interleave_over"}
 STREAM = {"data.streaming": True, "training.max_steps": 5}
 PROFILE = {"training.profile": True}
 CHECKPOINT_NOTICE = (
@@ -49,7 +50,7 @@ def test_worlds_that_fit(
     config = make_config(changes)
     check_config(config, world_size=world_size)
     assert config.parallel.resolved_fsdp_size(world_size) == fsdp_size
-    assert config.parallel.replicas(world_size) == replicas
+    assert world_size == replicas * fsdp_size
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,9 @@ def test_worlds_that_do_not_fit_show_the_arithmetic(
 
 
 def test_fsdp_size_by_hand() -> None:
-    assert ParallelConfig(fsdp_size=4).replicas(12) == 3
+    assert ParallelConfig(fsdp_size=4).resolved_fsdp_size(12) == 4
     with pytest.raises(UserError):
-        ParallelConfig(fsdp_size=5).replicas(12)
+        ParallelConfig(fsdp_size=5).resolved_fsdp_size(12)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,10 @@ def test_fsdp_size_by_hand() -> None:
         ({**PT_MG, "training.eval_steps": 5}, ["training.eval_steps = 5", "data.split"]),
         ({"training.eval_on_start": True}, ["training.eval_on_start = true", "data.eval_dataset"]),
         ({**STREAM, **PT_MG}, ["data.streaming", "data.data_manager_type = mg"]),
+        ({**STREAM, "data.packing": True}, ["data.streaming", "data.packing"]),
+        ({**STREAM, "data.neat_packing": True}, ["data.streaming", "data.packing"]),
+        ({**PT_MG, "data.dataset": None, "data.tokenized_path": "t"}, ["data.dataset is not set"]),
+        ({**FILES, "data.interleave_probs": "1"}, ["1 probabilities", "2 data set(s)"]),
         ({**STREAM, "data.max_samples": 3}, ["data.streaming", "data.max_samples = 3"]),
         ({**STREAM, "data.val_size": 0.1}, ["data.streaming", "data.val_size = 0.1", "whole number"]),
         ({**STREAM, "data.tokenized_path": "t"}, ["data.streaming", "data.tokenized_path = 't'"]),
@@ -164,6 +169,7 @@ def test_settings_that_disagree(make_config: MakeConfig, changes: dict[str, Any]
         {**PT_MG, "data.split": "95,5,0", "training.eval_steps": 5},
         {**PT_MG, "data.reset_attention_mask": True, "data.append_eod": True},
         {**INTERLEAVE, "data.interleave_probs": "0.7, 0.3"},
+        {**FILES, "data.interleave_probs": "0.7,0.3"},
         {**INTERLEAVE, "data.dataset": ["a", "b", "c"], "data.interleave_probs": "0.2,0.3,0.5"},
         {"data.val_size": 8, "training.eval_steps": 5, "training.eval_on_start": True},
         {"data.val_size": 0.5},
@@ -214,7 +220,6 @@ REFUSED = {
     "parallel.enable_chunk_batch": True,
     "parallel.ep_size": 2,
     "parallel.fsdp_implementation": "custom",
-    "parallel.shard_placement_fn": "shard_by_dim_1",
     "parallel.tp_size": 2,
     "training.indexer_loss_coeff": 0.5,
     "training.mtp_loss_scaling_factor": 0.1,
@@ -255,9 +260,11 @@ def test_fields_without_effect_are_noticed_once_when_set(make_config: MakeConfig
     ("changes", "expected"),
     [
         (
-            {**PT_MG, "data.template": "qwen3", "data.packing": True},
-            "no effect from data.template = qwen3, data.packing = true: data.data_manager_type is mg",
+            {**PT_MG, "data.packing": True, "data.tokenized_path": "t"},
+            "no effect from data.packing = true, data.tokenized_path = t: data.data_manager_type is mg",
         ),
+        ({**PT_LF, "data.template": "a"}, "no effect from data.template = a: training.stage is pt"),
+        ({"data.append_eod": True}, "no effect from data.append_eod = true: training.stage is sft"),
         ({"data.split": "90,10,0"}, "no effect from data.split = 90,10,0: data.data_manager_type is lf"),
         ({"parallel.cp_type": "ring"}, "no effect from parallel.cp_type = ring: parallel.cp_size is 1"),
         ({"parallel.ep_modules": ["*.e"]}, "no effect from parallel.ep_modules = [*.e]: parallel.ep_size is 1"),
@@ -294,6 +301,9 @@ def test_idle_fields_are_noticed(make_config: MakeConfig, changes: dict[str, Any
         {**PROFILE, "training.profile_level": "level1"},
         {**STREAM, "data.buffer_size": 5},
         {"data.template": "qwen3"},
+        {**PT_LF, "data.append_eod": True, "data.neat_packing": True},
+        {**PT_MG, "data.append_eod": True, "data.max_samples": 5},
+        {"parallel.shard_placement_fn": "shard_by_dim_1"},
         {**PT_MG, "data.split": "90,10,0"},
         {"training.min_lr": 1e-9},
         {"data.cutoff_len": 40960},
@@ -310,6 +320,7 @@ def test_every_idle_row_is_idle_at_the_default_or_can_be(make_config: MakeConfig
         "model.quant_recipe_name": "mxfp8",
         "data.data_manager_type": "mg",
         "data.streaming": True,
+        "training.stage": "pt",
         "parallel.ep_size": 2,
         "parallel.cp_size": 2,
         "parallel.tp_size": 2,

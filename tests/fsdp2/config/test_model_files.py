@@ -88,8 +88,18 @@ def test_weights_must_be_there_unless_training_starts_from_scratch(make_config: 
     (model_dir / "model.safetensors").unlink()
     assert "holds no weights" in refusal(make_config, model_dir)
     check_model(make_config, model_dir, train_from_scratch=True)
-    (model_dir / "pytorch_model.bin").touch()
+    for name in ("pytorch_model.bin", "weights.pt", "other.safetensors"):
+        (model_dir / name).touch()
+        check_model(make_config, model_dir)
+        (model_dir / name).unlink()
+        assert "holds no weights" in refusal(make_config, model_dir)
+
+
+def test_an_index_of_torch_files_counts_only_without_safetensors(make_config: MakeConfig, model_dir: Path) -> None:
+    (model_dir / "pytorch_model.bin.index.json").write_text('{"weight_map": {"w": "gone.bin"}}')
     check_model(make_config, model_dir)
+    (model_dir / "model.safetensors").unlink()
+    assert "gone.bin" in refusal(make_config, model_dir)
 
 
 def test_shards_that_the_index_names_must_be_there(make_config: MakeConfig, model_dir: Path) -> None:

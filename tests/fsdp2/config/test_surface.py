@@ -81,7 +81,6 @@ def test_refused_fields_are_frozen() -> None:
         "parallel.enable_chunk_batch",
         "parallel.ep_size",
         "parallel.fsdp_implementation",
-        "parallel.shard_placement_fn",
         "parallel.tp_size",
         "training.indexer_loss_coeff",
         "training.mtp_loss_scaling_factor",
