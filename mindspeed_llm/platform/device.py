@@ -58,7 +58,7 @@ def _is_available(name: str) -> bool:
         # but the reason must be seen: without it the run would be silently slow.
         _logger.warning("torch_npu is installed but cannot be imported (%s); looking for another device.", error)
         return False
-    return torch.npu.is_available()
+    return torch.get_device_module("npu").is_available()
 
 
 def device_module() -> ModuleType:

@@ -92,7 +92,7 @@ def _make_npu_profiler(
     export_type: str,
     data_simplification: bool,
     with_cpu: bool,
-    record_options: dict[str, bool],
+    record_options: dict[str, Any],
     save_path: Path,
     rank: int,
 ) -> StepProfiler:
@@ -132,7 +132,7 @@ def _make_torch_profiler(
     export_type: str,
     data_simplification: bool,
     with_cpu: bool,
-    record_options: dict[str, bool],
+    record_options: dict[str, Any],
     save_path: Path,
     rank: int,
 ) -> StepProfiler:

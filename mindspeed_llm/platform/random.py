@@ -44,7 +44,7 @@ def seed_everything(seed: int, *, deterministic: bool) -> None:
             os.environ.setdefault(name, value)
         # Filling every new buffer makes reads of uninitialised memory repeatable; it would cost a pass over each of
         # the sharded optimizer's and all-gather's buffers, which are always overwritten.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(deterministic)
 
 
@@ -55,11 +55,17 @@ def rng_state() -> dict[str, Any]:
     "device" (None on cpu).
     """
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    numpy_state: dict[str, Any] = np.random.get_state(legacy=False)  # type: ignore[assignment]
     kind = device_type()
     return {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            numpy_state["bit_generator"],
+            torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
+            int(numpy_state["state"]["pos"]),
+            int(numpy_state["has_gauss"]),
+            float(numpy_state["gauss"]),
+        ],
         "torch": torch.get_rng_state(),
         "device_type": kind,
         "device": None if kind == "cpu" else device_module().get_rng_state(),

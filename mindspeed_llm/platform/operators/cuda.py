@@ -31,12 +31,14 @@ def attention(
 ) -> torch.Tensor:
     """See `dispatch.attention`."""
     mask, is_causal = explicit_mask(q, k, mask=mask, is_causal=is_causal)
-    mask, empty_rows = open_empty_rows(mask)
+    empty_rows = None
     groups = q.shape[1] // k.shape[1]
-    if mask is not None and groups > 1:
-        # The kernels that take a mask do not take grouped heads: torch would fall back to the one that materialises
-        # the scores. Repeating the keys and values costs far less.
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if mask is not None:
+        mask, empty_rows = open_empty_rows(mask)
+        if groups > 1:
+            # The kernels that take a mask do not take grouped heads: torch would fall back to the one that
+            # materialises the scores. Repeating the keys and values costs far less.
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     out = F.scaled_dot_product_attention(
         q,
         k,

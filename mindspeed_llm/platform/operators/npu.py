@@ -79,8 +79,8 @@ def attention(
         # Supported: [B, N, Sq, Sk], [B, 1, Sq, Sk] and [1, 1, Sq, Sk]; not [1, N, ...], and no axis Sq of size 1.
         batch = q.shape[0] if mask.shape[1] != 1 else mask.shape[0]
         mask = mask.expand(batch, mask.shape[1], num_queries, num_keys)
-        mask, empty_rows = open_empty_rows(mask)
-        hidden, sparse_mode = mask.logical_not(), _DENSE
+        visible, empty_rows = open_empty_rows(mask)
+        hidden, sparse_mode = visible.logical_not(), _DENSE
     elif is_causal:
         hidden, sparse_mode = _compressed_causal_mask(q.device), _CAUSAL
     out = torch_npu.npu_fusion_attention(

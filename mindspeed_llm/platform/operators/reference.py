@@ -52,7 +52,9 @@ def attention(
 ) -> torch.Tensor:
     """See `dispatch.attention`. On cpu torch's kernel takes grouped heads with and without a mask."""
     mask, is_causal = explicit_mask(q, k, mask=mask, is_causal=is_causal)
-    mask, empty_rows = open_empty_rows(mask)
+    empty_rows = None
+    if mask is not None:
+        mask, empty_rows = open_empty_rows(mask)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=True
     )
@@ -75,17 +77,14 @@ def explicit_mask(
     return (triangle[None, None] if mask is None else mask & triangle), False
 
 
-def open_empty_rows(mask: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def open_empty_rows(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Let queries that see no key see all of them, and say which they are so that their output can be zeroed.
 
     A softmax over nothing is 0/0: whether a kernel answers zeros or NaN, in both directions, is its own affair. With
     the row opened and its output replaced by zeros no kernel ever divides zero by zero.
 
     Returns:
-        the mask without empty rows, and bool [B|1, N|1, Sq|1, 1], True where the query sees nothing; (None, None)
-        without a mask.
+        the mask without empty rows, and bool [B|1, N|1, Sq|1, 1], True where the query sees nothing.
     """
-    if mask is None:
-        return None, None
     empty_rows = ~mask.any(dim=-1, keepdim=True)
     return mask | empty_rows, empty_rows
