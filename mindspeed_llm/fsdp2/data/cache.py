@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +12,10 @@ import torch.distributed as dist
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
+from mindspeed_llm.tasks.preprocess.sample_store import read_summary, store_exists, write_store
+from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
+
+_LOG = logging.getLogger("mindspeed_llm")
 
 _FORMAT_VERSION = 1
 _HASHED_BYTES = 1 << 20
@@ -45,7 +50,33 @@ def tokenizer_identity(tokenizer: Any) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def build_once(exists: Callable[[], bool], build: Callable[[], None], *, one_per_node: bool, overwrite: bool) -> None:
+def stored(
+    prefix: Path,
+    keys: tuple[str, ...],
+    chunks: Callable[[Summary], Iterable[Chunk]],
+    *,
+    one_per_node: bool,
+    overwrite: bool,
+) -> None:
+    """Write the sample store `prefix` once, unless it exists; a store that is used again is reported as it was made."""
+    built = False
+
+    def build() -> None:
+        nonlocal built
+        built, summary = True, Summary()
+        write_store(prefix, keys, chunks(summary), summary)
+
+    build_once(lambda: store_exists(prefix), build, one_per_node=one_per_node, overwrite=overwrite)
+    if not built:
+        summary = read_summary(prefix)
+        _LOG.info("using %s: %d records, %d samples", prefix, summary.num_records, summary.num_samples)
+        for line in summary.skip_lines():
+            _LOG.info("%s: %s", prefix.name, line)
+
+
+def build_once(
+    exists: Callable[[], bool], build: Callable[[], None], *, one_per_node: bool, overwrite: bool = False
+) -> None:
     """Run `build` on one rank (of the job, or of each node) unless its result exists; the others wait.
 
     Waiting goes through the process group's store and has no time limit, since tokenizing may take longer than a

@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
-from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, tokenizer_identity
+from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored, tokenizer_identity
 from mindspeed_llm.fsdp2.data.lf_samples import PackedSamples, StoredSamples
 from mindspeed_llm.fsdp2.data.order import BatchSplit, EpochOrder
 from mindspeed_llm.fsdp2.data.renderers import chosen_template, make_renderer
@@ -22,9 +22,9 @@ from mindspeed_llm.fsdp2.data.tokenized_path import load_tokenized, save_tokeniz
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
 from mindspeed_llm.tasks.preprocess.mixing import mix, resample
 from mindspeed_llm.tasks.preprocess.packing import plan_packs
-from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, store_exists, write_store
+from mindspeed_llm.tasks.preprocess.sample_store import SampleStore
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions
-from mindspeed_llm.tasks.preprocess.tokenize import ConversationWork, Summary, TextWork, Work, tokenize_files
+from mindspeed_llm.tasks.preprocess.tokenize import ConversationWork, TextWork, Work, tokenize_files
 
 _LOG = logging.getLogger("mindspeed_llm")
 
@@ -76,7 +76,11 @@ class LFDataManager:
             entries = resolve_datasets(self._data.eval_dataset, self._data.dataset_dir)
             held_out = self._by_set(concatenated(self._stores(entries)), [entry.name for entry in entries])
         if path is not None:
-            self._build_once(lambda: tokenized_exists(path), lambda: save_tokenized(path, train, held_out))
+            build_once(
+                lambda: tokenized_exists(path),
+                lambda: save_tokenized(path, train, held_out),
+                one_per_node=not self._data.data_shared_file_system,
+            )
         return train, held_out
 
     def _stores(self, entries: Sequence[DatasetEntry]) -> list[SampleStore]:
@@ -103,9 +107,11 @@ class LFDataManager:
         )
         prefix = self._cache_dir / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', Path(entry.name).stem)}_{key}"
 
-        def build() -> None:
-            work, summary = self.work(entry), Summary()
-            chunks = tokenize_files(
+        work = self.work(entry)
+        stored(
+            prefix,
+            work.keys,
+            lambda summary: tokenize_files(
                 entry.files,
                 work,
                 summary,
@@ -113,10 +119,10 @@ class LFDataManager:
                 batch_size=data.preprocessing_batch_size,
                 max_records=data.max_samples,
                 name=entry.name,
-            )
-            write_store(prefix, work.keys, chunks, summary)
-
-        self._build_once(lambda: store_exists(prefix), build)
+            ),
+            one_per_node=not data.data_shared_file_system,
+            overwrite=data.overwrite_cache,
+        )
         return SampleStore(prefix)
 
     def work(self, entry: DatasetEntry) -> Work:
@@ -127,10 +133,6 @@ class LFDataManager:
             return TextWork(self._tokenizer, column=column, append_eod=data.append_eod, piece_length=data.cutoff_len)
         options = SampleOptions(data.cutoff_len, data.train_on_prompt, data.mask_history)
         return ConversationWork(self._renderer, options, entry.formatting, entry.columns, entry.tags)
-
-    def _build_once(self, exists: Any, build: Any) -> None:
-        data = self._data
-        build_once(exists, build, one_per_node=not data.data_shared_file_system, overwrite=data.overwrite_cache)
 
     def _mixed(self, entries: Sequence[DatasetEntry]) -> StoredSamples:
         stores = self._stores(entries)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,20 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
-from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, file_identity, files_identity, tokenizer_identity
+from mindspeed_llm.fsdp2.data.cache import (
+    build_once,
+    cache_key,
+    file_identity,
+    files_identity,
+    stored,
+    tokenizer_identity,
+)
 from mindspeed_llm.fsdp2.data.mg_samples import Blend, Chain, NextTokenSamples, TokenRows
 from mindspeed_llm.fsdp2.data.order import BatchSplit, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
-from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, idx_file
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, idx_file, temporary_name
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import PretrainInputs, resolve_inputs
 from mindspeed_llm.tasks.preprocess.pretrain_samples import (
     PretrainSamples,
@@ -26,8 +33,8 @@ from mindspeed_llm.tasks.preprocess.pretrain_samples import (
     samples_per_epoch,
     split_documents,
 )
-from mindspeed_llm.tasks.preprocess.sample_store import key_prefix, store_exists, write_store
-from mindspeed_llm.tasks.preprocess.tokenize import Summary, TextWork, tokenize_files
+from mindspeed_llm.tasks.preprocess.sample_store import key_prefix
+from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary, TextWork, tokenize_files
 
 _LOG = logging.getLogger("mindspeed_llm")
 # What megatron-core draws beyond the requested share of a blended data set.
@@ -112,28 +119,26 @@ class MegatronDataManager:
         )
         prefix = self._cache_dir / f"{entries[0].files[0].stem}_{key}"
 
-        def build() -> None:
-            summary = Summary()
-            chunks = (
-                chunk
-                for entry in entries
-                for chunk in tokenize_files(
+        def chunks(summary: Summary) -> Iterator[Chunk]:
+            for entry in entries:
+                work = TextWork(self._tokenizer, column=entry.columns["text"] or "text", append_eod=data.append_eod)
+                yield from tokenize_files(
                     entry.files,
-                    TextWork(self._tokenizer, column=entry.columns["text"] or "text", append_eod=data.append_eod),
+                    work,
                     summary,
                     num_workers=data.preprocessing_num_workers,
                     max_records=data.max_samples,
                     name=entry.name,
                 )
-            )
-            write_store(prefix, TextWork.keys, chunks, summary)
 
-        self._build_once(lambda: store_exists(prefix), build)
+        stored(
+            prefix,
+            TextWork.keys,
+            chunks,
+            one_per_node=data.no_shared_storage,
+            overwrite=data.overwrite_cache,
+        )
         return IndexedReader(key_prefix(prefix, "text"))
-
-    def _build_once(self, exists: Any, build: Any) -> None:
-        data = self._config.data
-        build_once(exists, build, one_per_node=data.no_shared_storage, overwrite=data.overwrite_cache)
 
     def _train_rows(
         self,
@@ -189,11 +194,17 @@ class MegatronDataManager:
             index = SampleIndex.build(reader.lengths, documents, num_samples, self._length, self._config.training.seed)
             self._cache_dir.mkdir(parents=True, exist_ok=True)
             for file, array in zip(files, (index.documents, index.starts, index.shuffle), strict=True):
-                temporary = file.with_suffix(".tmp")
+                temporary = temporary_name(file)
                 with temporary.open("wb") as stream:
                     np.save(stream, array, allow_pickle=False)
                 temporary.replace(file)
 
-        self._build_once(lambda: all(file.is_file() for file in files), build)
+        data = self._config.data
+        build_once(
+            lambda: all(file.is_file() for file in files),
+            build,
+            one_per_node=data.no_shared_storage,
+            overwrite=data.overwrite_cache,
+        )
         arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         return PretrainSamples(reader, SampleIndex(*arrays), self._length)

@@ -8,6 +8,7 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.data.lf_samples import StoredSamples
+from mindspeed_llm.tasks.preprocess.indexed_format import temporary_name
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, write_store
 from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
 
@@ -34,7 +35,7 @@ def save_tokenized(path: Path, train: StoredSamples, evaluation: Mapping[str, St
     prefixes = {name: f"eval{number}" for number, name in enumerate(evaluation)}
     for name, samples in evaluation.items():
         _write(path / prefixes[name], samples)
-    temporary = path / (_INFO + ".tmp")
+    temporary = temporary_name(path / _INFO)
     temporary.write_text(json.dumps({"train": "train", "eval": prefixes}, indent=2), encoding="utf-8")
     temporary.replace(path / _INFO)
 

@@ -7,6 +7,7 @@ Files are byte-compatible with megatron-core's IndexedDataset, which this module
 
 import os
 import struct
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,11 @@ def indexed_exists(prefix: str | Path) -> bool:
     return bin_file(prefix).is_file() and idx_file(prefix).is_file()
 
 
+def temporary_name(file: Path) -> Path:
+    """A name beside `file` to write to before a rename; no other process, of any machine, has the same."""
+    return file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+
+
 class IndexedWriter:
     """Write sequences under temporary names; `finalize` publishes both files by rename, the index last.
 
@@ -48,9 +54,9 @@ class IndexedWriter:
 
     def __init__(self, prefix: str | Path, dtype: Any = np.int32) -> None:
         self._prefix, self._dtype = Path(prefix), np.dtype(dtype)
-        self._suffix = f".tmp{os.getpid()}"
         self._prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._data = Path(f"{bin_file(prefix)}{self._suffix}").open("wb", buffering=1 << 20)  # noqa: SIM115
+        self._temporary = temporary_name(bin_file(prefix))
+        self._data = self._temporary.open("wb", buffering=1 << 20)
         self._lengths: list[np.ndarray] = []
         self._documents: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
         self._num_sequences = 0
@@ -80,20 +86,20 @@ class IndexedWriter:
             np.cumsum(lengths[:-1], out=offsets[1:], dtype=np.int64)
             offsets *= self._dtype.itemsize
         documents = np.concatenate(self._documents)
-        temporary = Path(f"{idx_file(self._prefix)}{self._suffix}")
+        temporary = temporary_name(idx_file(self._prefix))
         with temporary.open("wb") as stream:
             stream.write(_HEADER.pack(_MAGIC, _VERSION, _CODE_OF[self._dtype], len(lengths), len(documents)))
             for array in (lengths, offsets, documents):
                 stream.write(array.tobytes())
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(self._data.name, bin_file(self._prefix))
-        os.replace(temporary, idx_file(self._prefix))
+        self._temporary.replace(bin_file(self._prefix))
+        temporary.replace(idx_file(self._prefix))
 
     def abort(self) -> None:
         """Remove the temporary data file."""
         self._data.close()
-        Path(self._data.name).unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> "IndexedWriter":
         return self

@@ -43,8 +43,8 @@ class TemplateRenderer:
     """Render with a template given as data.
 
     `enable_thinking` (reasoning templates only): True puts an empty thought in front of replies without one, False
-    removes thoughts from replies and puts the empty thought into the prompt, None keeps replies as they are and puts the
-    empty thought of those without one into the prompt.
+    removes thoughts from replies and puts the empty thought into the prompt, None keeps replies as they are and puts
+    the empty thought of those without one into the prompt.
     """
 
     def __init__(self, template: Template, tokenizer: Any, *, enable_thinking: bool | None = None) -> None:

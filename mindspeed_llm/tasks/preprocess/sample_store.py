@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter, temporary_name
 from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
 
 
@@ -43,9 +43,14 @@ def write_store(prefix: str | Path, keys: tuple[str, ...], chunks: Iterable[Chun
             reasons = "; ".join(summary.skip_lines()) or "there are no records"
             raise UserError(f"no sample to train on is left of {summary.num_records} records: {reasons}")
     file = summary_file(prefix)
-    temporary = file.with_name(file.name + ".tmp")
+    temporary = temporary_name(file)
     temporary.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False), encoding="utf-8")
     temporary.replace(file)
+
+
+def read_summary(prefix: str | Path) -> Summary:
+    """The summary of a finished store."""
+    return Summary(**json.loads(summary_file(prefix).read_text(encoding="utf-8")))
 
 
 class SampleStore:

@@ -141,7 +141,7 @@ class TextWork:
                 texts.append(text)
             else:
                 skipped.append((EMPTY_TEXT, record.where))
-        documents = self._tokenizer(texts)["input_ids"] if texts else []
+        documents = self._tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"] if texts else []
         if self._eod is not None:
             documents = [ids if ids and ids[-1] == self._eod else [*ids, self._eod] for ids in documents]
         lengths = np.array([len(ids) for ids in documents], dtype=np.int32)
