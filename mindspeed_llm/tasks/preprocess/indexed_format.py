@@ -129,9 +129,9 @@ class IndexedReader:
         for file in (index, data):
             if not file.is_file():
                 raise UserError(f"indexed data set {self.prefix}: {file} does not exist")
+        if index.stat().st_size < _HEADER.size:
+            raise UserError(f"{index} is damaged: {index.stat().st_size} bytes are shorter than its header")
         buffer = np.memmap(index, mode="r", dtype=np.uint8)
-        if len(buffer) < _HEADER.size:
-            raise UserError(f"{index} is damaged: {len(buffer)} bytes are shorter than its header")
         magic, version, code, num_sequences, num_documents = _HEADER.unpack(buffer[: _HEADER.size].tobytes())
         if magic != _MAGIC or version != _VERSION or code not in _TYPE_CODES:
             raise UserError(f"{index} is not an index file of Megatron's format (version {_VERSION})")

@@ -1,0 +1,114 @@
+"""Rendering rules on small conversations of our own; the golden file covers the layouts (test_golden.py)."""
+
+import pytest
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.records import Conversation, Message
+from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
+from mindspeed_llm.tasks.preprocess.templates import load_template, template_names
+from tests.support.tokenizers import byte_tokenizer, chatml_tokenizer
+
+Q, A = Message("user", "q"), Message("assistant", "a")
+TOOLS = '[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]'
+
+
+def render(name, conversation, tokenizer=None, *, enable_thinking=None, **options):
+    tokenizer = tokenizer or chatml_tokenizer()
+    renderer = TemplateRenderer(load_template(name).with_options(**options), tokenizer, enable_thinking=enable_thinking)
+    turns = renderer.turns(conversation)
+    return [(tokenizer.decode(turn.source), tokenizer.decode(turn.target)) for turn in turns]
+
+
+def test_names():
+    assert {"qwen3", "gpt", "empty", "chatml", "qwen", "llama3", "default"} <= set(template_names())
+    with pytest.raises(UserError, match=r"data\.template: 'qwen33' is not a template; did you mean 'qwen3'\?"):
+        load_template("qwen33")
+
+
+def test_markers_are_single_ids():
+    tokenizer = chatml_tokenizer()
+    (turn,) = TemplateRenderer(load_template("chatml"), tokenizer).turns(Conversation([Q, A]))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert turn.target == [*tokenizer.encode("a"), end]
+    assert turn.source.count(end) == 1
+
+
+def test_content_is_literal():
+    text = "{{content}} {{idx}} {{name}} \\n"
+    ((source, target),) = render("default", Conversation([Message("user", text), Message("assistant", text)]))
+    assert (source, target) == (f"Human: {text}\nAssistant:", f"{text}</s>")
+
+
+def test_empty_system_gives_no_block_and_default_system_can_be_set():
+    conversation = Conversation([Q, A])
+    assert render("chatml", conversation)[0][0] == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    expected = "<|im_start|>system\nS<|im_end|>\n"
+    assert render("chatml", conversation, default_system="S")[0][0].startswith(expected)
+    assert not render("qwen", conversation, default_system="")[0][0].startswith("<|im_start|>system")
+
+
+def test_qwen3_call_with_thought_and_parallel_results():
+    calls = '<think>\nT\n</think>\n\n[{"name": "f", "arguments": {"x": "谢"}}, {"name": "g", "arguments": {}}]'
+    messages = [Q, Message("function", calls), Message("observation", "1"), Message("observation", "2"), A]
+    first, second = render("qwen3", Conversation(messages))
+    assert first[1] == (
+        '<think>\nT\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"x": "谢"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call><|im_end|>\n'
+    )
+    # One user turn for all results, as in the model's official format.
+    assert second[0].startswith(
+        "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+    )
+
+
+def test_qwen3_preface_and_reasoning_of_openai_records():
+    call = Message("function", '[{"name": "f", "arguments": {}}]', reasoning="R", preface="Let me see.")
+    first, _ = render("qwen3", Conversation([Q, call, Message("observation", "1"), A]))
+    call_text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert first[1] == f"<think>\nR\n</think>\n\nLet me see.\n{call_text}<|im_end|>\n"
+    first, _ = render("qwen3", Conversation([Q, call, Message("observation", "1"), A]), enable_thinking=False)
+    assert first[1] == f"Let me see.\n{call_text}<|im_end|>\n"
+
+
+def test_wrapped_tools_are_listed_and_calls_that_are_no_json_are_kept():
+    ((source, _),) = render("qwen", Conversation([Q, A], tools=TOOLS))
+    assert "> Tool Name: f\nTool Description: d\nTool Args:\n" in source
+    ((_, target), _) = render("qwen", Conversation([Q, Message("function", "f(x)"), Message("observation", "1"), A]))
+    assert target == "f(x)<|im_end|>"
+
+
+def test_several_calls_in_action_lines_end_once():
+    calls = '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]'
+    ((_, target),) = render("chatml", Conversation([Q, Message("function", calls)]))
+    assert target == 'Action: f\nAction Input: {"x": 1}\nAction: g\nAction Input: {}<|im_end|>'
+
+
+def test_tool_format_can_be_set():
+    call = Message("function", '{"name": "f", "arguments": {}}')
+    ((source, target),) = render("qwen", Conversation([Q, call], tools=TOOLS), tool_format="qwen")
+    assert "\n# Tools\n" in source
+    assert target == '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>'
+    ((_, target),) = render("qwen3", Conversation([Q, call]), tool_format="default", enable_thinking=None)
+    assert target == "Action: f\nAction Input: {}<|im_end|>"
+    with pytest.raises(UserError, match=r"data\.tool_format: 'qwem'; expected one of default, qwen"):
+        load_template("qwen").with_options(tool_format="qwem")
+
+
+@pytest.mark.parametrize("tools", ["no json", '["f"]'])
+def test_bad_tools(tools):
+    with pytest.raises(UserError, match="tools: "):
+        render("qwen3", Conversation([Q, A], tools=tools))
+
+
+def test_tokenizer_without_the_markers():
+    with pytest.raises(UserError, match=r"template 'qwen3' needs the token '<\|im_end\|>'"):
+        render("qwen3", Conversation([Q, A]), byte_tokenizer())
+    with pytest.raises(UserError, match="the tokenizer has none"):
+        render("default", Conversation([Q, A]), byte_tokenizer(eos_token=None))
+
+
+def test_bos_is_left_out_where_the_tokenizer_has_none():
+    markers = ["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]
+    with_bos = render("llama3", Conversation([Q, A]), byte_tokenizer(markers))[0][0]
+    without = render("llama3", Conversation([Q, A]), byte_tokenizer(markers, bos_token=None))[0][0]
+    assert with_bos == "<s>" + without
