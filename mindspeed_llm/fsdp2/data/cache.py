@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ _LOG = logging.getLogger("mindspeed_llm")
 _FORMAT_VERSION = 1
 _HASHED_BYTES = 1 << 20
 _POLL_SECONDS = 0.05
+_FAILURE_SECONDS = 10.0
 
 
 def cache_key(**parts: Any) -> str:
@@ -97,12 +99,14 @@ def build_once(
                 build()
         except BaseException as error:
             store.set(key, f"{'user' if isinstance(error, UserError) else 'other'}:{error}")
+            _wait_until_told(store, key, one_per_node)
             raise
         store.set(key, "done:")
         return
     while not store.check([key]):
         time.sleep(_POLL_SECONDS)
     kind, _, text = store.get(key).decode().partition(":")
+    store.add(f"{key}/told", 1)
     if kind == "user":
         raise UserError(text)
     if kind == "other":
@@ -112,3 +116,11 @@ def build_once(
             "prepared data of rank 0 cannot be seen from this node; where nodes share no storage set "
             "data.no_shared_storage: true (mg), data.data_shared_file_system: false (lf)"
         )
+
+
+def _wait_until_told(store: dist.Store, key: str, one_per_node: bool) -> None:
+    """Give the others a moment to read the failure: the store may live in this process, which is about to end."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if one_per_node else distributed.world_size()
+    deadline = time.monotonic() + _FAILURE_SECONDS
+    while store.add(f"{key}/told", 0) < ranks - 1 and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,265 @@
+"""Manager lf from records to micro batches."""
+
+import collections
+import itertools
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from mindspeed_llm.errors import UserError
+from tests.fsdp2.data.helpers import build, make_config, rows_of, write_jsonl
+from tests.support.tokenizers import byte_tokenizer, chatml_tokenizer
+
+RECORDS = [{"instruction": f"question {i} " + "x" * (i % 5), "output": f"answer {i}"} for i in range(21)]
+
+
+@pytest.fixture
+def alpaca(tmp_path):
+    return {"dataset": {"file_name": write_jsonl(tmp_path / "a.jsonl", RECORDS)}, "template": "default"}
+
+
+def _texts(bundle, tokenizer):
+    rows = [row for step in bundle.train.micro_batches() for batch in step for row in rows_of(batch)]
+    return [tokenizer.decode(ids) for ids, _ in rows]
+
+
+def _eval_texts(source, tokenizer):
+    return [tokenizer.decode(ids) for batch in source.batches() for ids, _ in rows_of(batch)]
+
+
+def _full(record):
+    return f"Human: {record['instruction']}\nAssistant:{record['output']}</s>"
+
+
+def test_every_record_once_per_epoch_with_loss_on_its_answer(tmp_path, alpaca):
+    tokenizer = byte_tokenizer()
+    bundle = build(make_config(tmp_path, alpaca, num_train_epochs=2), tokenizer)
+    texts = _texts(bundle, tokenizer)
+    assert collections.Counter(texts) == collections.Counter({_full(record): 2 for record in RECORDS})
+    assert texts[:21] != texts[21:]
+    for step in bundle.train.micro_batches():
+        for ids, labels in (row for batch in step for row in rows_of(batch)):
+            # Shifted: the target of position t is token t + 1; targets are exactly the answer and its end.
+            targets = [label for label in labels if label != -100]
+            assert targets == ids[-len(targets) :]
+            assert tokenizer.decode(targets) == tokenizer.decode(ids).split("\nAssistant:")[1]
+
+
+def test_unshuffled_order_is_the_file(tmp_path, alpaca):
+    tokenizer = byte_tokenizer()
+    config = make_config(tmp_path, alpaca, num_train_epochs=1, disable_shuffling=True)
+    assert _texts(build(config, tokenizer), tokenizer) == [_full(record) for record in RECORDS]
+
+
+def test_template_null_is_the_tokenizers_own_else_empty(tmp_path, alpaca):
+    alpaca["template"] = None
+    tokenizer = chatml_tokenizer()
+    config = make_config(tmp_path, alpaca, num_train_epochs=1, disable_shuffling=True)
+    expected = "<|im_start|>user\nquestion 0 <|im_end|>\n<|im_start|>assistant\nanswer 0<|im_end|>\n"
+    assert _texts(build(config, tokenizer), tokenizer)[0] == expected
+    tokenizer = byte_tokenizer()
+    assert _texts(build(config, tokenizer), tokenizer)[0] == "question 0 answer 0"
+
+
+def test_template_with_an_end_marker_makes_it_the_eos(tmp_path, alpaca):
+    tokenizer = chatml_tokenizer()
+    build(make_config(tmp_path, {**alpaca, "template": "qwen3"}), tokenizer)
+    assert tokenizer.eos_token == "<|im_end|>"
+
+
+def test_packed_rows_hold_every_sample_once(tmp_path, alpaca):
+    tokenizer = byte_tokenizer()
+    data = {**alpaca, "cutoff_len": 100, "packing": True}
+    config = make_config(tmp_path, data, num_train_epochs=1)
+    bundle = build(config, tokenizer)
+    batches = [batch for step in bundle.train.micro_batches() for batch in step]
+    assert all(batch["input_ids"].shape[1] == 100 and batch["position_ids"] is None for batch in batches)
+    joined = "".join(_texts(bundle, tokenizer))
+    assert all(joined.count(_full(record)) == 1 for record in RECORDS)
+    assert sum(batch["num_tokens"] for batch in batches) == sum(len(_full(r)) - 3 for r in RECORDS)
+
+
+def test_neatly_packed_segments_are_the_samples_alone(tmp_path, alpaca):
+    tokenizer = byte_tokenizer()
+    alone = build(make_config(tmp_path, alpaca, num_train_epochs=1), tokenizer)
+    expected = sorted(row for step in alone.train.micro_batches() for batch in step for row in rows_of(batch))
+    data = {**alpaca, "cutoff_len": 100, "neat_packing": True}
+    packed = build(make_config(tmp_path, data, num_train_epochs=1), tokenizer)
+    segments = []
+    for batch in (batch for step in packed.train.micro_batches() for batch in step):
+        assert batch["attention_mask"] is None
+        for ids, labels, positions in zip(
+            batch["input_ids"].tolist(), batch["labels"].tolist(), batch["position_ids"].tolist(), strict=True
+        ):
+            starts = [i for i, position in enumerate(positions) if position == 0] + [len(ids)]
+            for start, end in itertools.pairwise(starts):
+                assert positions[start:end] == list(range(end - start))
+                assert labels[end - 1] == -100
+                if any(label != -100 for label in labels[start:end]):
+                    segments.append((ids[start:end], labels[start:end]))
+    assert sorted(segments) == expected
+
+
+def test_pretraining_pieces(tmp_path):
+    texts = ["a" * 250, "b" * 7]
+    data = {"dataset": {"file_name": write_jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts])}}
+    data |= {"cutoff_len": 100, "append_eod": True}
+    tokenizer = byte_tokenizer()
+    config = make_config(tmp_path, data, stage="pt", num_train_epochs=1, disable_shuffling=True)
+    assert _texts(build(config, tokenizer), tokenizer) == ["a" * 100, "a" * 100, "a" * 50 + "</s>", "b" * 7 + "</s>"]
+
+
+@pytest.mark.parametrize(("size", "count"), [(0.2, 4), (5, 5)])
+def test_val_size_splits_without_overlap(tmp_path, alpaca, size, count):
+    tokenizer = byte_tokenizer()
+    bundle = build(make_config(tmp_path, {**alpaca, "val_size": size}, num_train_epochs=1), tokenizer)
+    train, held_out = _texts(bundle, tokenizer), _eval_texts(bundle.eval, tokenizer)
+    assert len(held_out) == count and not set(train) & set(held_out)
+    assert sorted(train + held_out) == sorted(map(_full, RECORDS))
+
+
+def test_repeated_samples_are_held_out_altogether(tmp_path, alpaca):
+    alpaca["dataset"]["num_samples"] = 50
+    tokenizer = byte_tokenizer()
+    bundle = build(make_config(tmp_path, {**alpaca, "val_size": 4}, num_train_epochs=1), tokenizer)
+    train, held_out = _texts(bundle, tokenizer), _eval_texts(bundle.eval, tokenizer)
+    assert len(set(held_out)) == len(held_out) == 4 and not set(train) & set(held_out)
+    assert 38 <= len(train) <= 46
+
+
+@pytest.fixture
+def registered(tmp_path):
+    info = {}
+    for name, count in (("ten", 10), ("four", 4)):
+        rows = [{"instruction": f"{name} {i}", "output": "a"} for i in range(count)]
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        info[name] = {"file_name": f"{name}.jsonl"}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    return {"template": "empty"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "probabilities", "counts"),
+    [
+        ("concat", None, {"ten": 10, "four": 4}),
+        ("interleave_under", None, {"ten": 4, "four": 4}),
+        ("interleave_over", None, {"ten": 10, "four": 10}),
+    ],
+)
+@pytest.mark.parametrize("names", ["ten,four", ["ten", "four"]])
+def test_mixing(tmp_path, registered, strategy, probabilities, counts, names):
+    tokenizer = byte_tokenizer()
+    data = {**registered, "dataset": names, "mix_strategy": strategy, "interleave_probs": probabilities}
+    texts = _texts(build(make_config(tmp_path, data, num_train_epochs=1), tokenizer), tokenizer)
+    assert collections.Counter(text.split()[0] for text in texts) == counts
+
+
+def test_mixing_with_probabilities(tmp_path, registered):
+    tokenizer = byte_tokenizer()
+    data = {**registered, "dataset": "ten,four", "mix_strategy": "interleave_over", "interleave_probs": "0.9,0.1"}
+    texts = _texts(build(make_config(tmp_path, data, num_train_epochs=1), tokenizer), tokenizer)
+    counts = collections.Counter(text.split()[0] for text in texts)
+    assert counts["four"] >= 4 and counts["ten"] > 3 * counts["four"]
+
+
+def test_evaluation_data_sets_of_their_own(tmp_path, registered, alpaca):
+    tokenizer = byte_tokenizer()
+    data = {**registered, **alpaca, "template": "empty", "eval_dataset": "ten,four"}
+    bundle = build(make_config(tmp_path, data), tokenizer)
+    assert len(_eval_texts(bundle.eval, tokenizer)) == 14 and bundle.num_samples == 21
+    bundle = build(make_config(tmp_path, {**data, "eval_on_each_dataset": True, "eval_max_samples": 6}), tokenizer)
+    assert {name: len(_eval_texts(source, tokenizer)) for name, source in bundle.eval.items()} == {"ten": 6, "four": 4}
+
+
+def test_max_samples(tmp_path, registered):
+    data = {**registered, "dataset": "ten,four", "max_samples": 5}
+    assert build(make_config(tmp_path, data), byte_tokenizer()).num_samples == 9
+
+
+def test_cache_is_used_again_and_never_stale(tmp_path, alpaca, caplog):
+    tokenizer, config = byte_tokenizer(), make_config(tmp_path, alpaca, num_train_epochs=1)
+    caplog.set_level(logging.INFO, "mindspeed_llm")
+    first = _texts(build(config, tokenizer), tokenizer)
+    assert "tokenized" in caplog.text
+    caplog.clear()
+    assert _texts(build(config, tokenizer), tokenizer) == first
+    assert "tokenized" not in caplog.text and "21 records, 21 samples" in caplog.text
+    # Same size, other content.
+    write_jsonl(tmp_path / "a.jsonl", [{**record, "output": record["output"].upper()} for record in RECORDS])
+    assert all("ANSWER" in text for text in _texts(build(config, tokenizer), tokenizer))
+    for change in ({"template": "empty"}, {"cutoff_len": 60}, {"default_system": "S"}):
+        caplog.clear()
+        build(make_config(tmp_path, {**alpaca, **change}), tokenizer)
+        assert "tokenized" in caplog.text, change
+    caplog.clear()
+    build(make_config(tmp_path, {**alpaca, "overwrite_cache": True}), tokenizer)
+    assert "tokenized" in caplog.text
+
+
+def test_skipped_records_are_reported(tmp_path, caplog):
+    rows = [*RECORDS, {"instruction": "x" * 300, "output": "a"}, {"instruction": "", "output": "a"}]
+    file = write_jsonl(tmp_path / "a.jsonl", rows)
+    data = {"dataset": {"file_name": file}, "template": "default", "cutoff_len": 100}
+    bundle = build(make_config(tmp_path, data), byte_tokenizer())
+    assert bundle.num_samples == 21
+    assert f"1 records skipped: prompt fills cutoff_len, no room for the reply (first at {file}:22)" in caplog.text
+    assert f"1 records skipped: empty prompt (first at {file}:23)" in caplog.text
+
+
+def test_nothing_left_is_an_error(tmp_path, alpaca):
+    with pytest.raises(UserError, match=r"no sample to train on is left of 21 records: .*prompt fills cutoff_len"):
+        build(make_config(tmp_path, {**alpaca, "cutoff_len": 10}), byte_tokenizer())
+    with pytest.raises(UserError, match=r"data\.val_size 21 holds out 21 of 21 samples"):
+        build(make_config(tmp_path, {**alpaca, "val_size": 21}), byte_tokenizer())
+    write_jsonl(tmp_path / "a.jsonl", [])
+    with pytest.raises(UserError, match=r"a\.jsonl holds no records"):
+        build(make_config(tmp_path, alpaca), byte_tokenizer())
+
+
+def test_tokenized_path(tmp_path, alpaca):
+    tokenizer, path = byte_tokenizer(), tmp_path / "kept"
+    data = {**alpaca, "val_size": 4, "tokenized_path": str(path)}
+    config = make_config(tmp_path, data, num_train_epochs=1)
+    bundle = build(config, tokenizer)
+    train, held_out = _texts(bundle, tokenizer), _eval_texts(bundle.eval, tokenizer)
+    # Read back without the records.
+    (tmp_path / "a.jsonl").unlink()
+    other = make_config(tmp_path, {"tokenized_path": str(path)}, num_train_epochs=1)
+    bundle = build(other, tokenizer)
+    assert (_texts(bundle, tokenizer), _eval_texts(bundle.eval, tokenizer)) == (train, held_out)
+    (path / "tokenized_info.json").unlink()
+    for file in path.glob("train_packed_*"):
+        file.unlink()
+    with pytest.raises(UserError, match="exists, but holds no tokenized data"):
+        build(other, tokenizer)
+    with pytest.raises(UserError, match=r"samples of .* tokens, more than data\.cutoff_len 8"):
+        write_jsonl(tmp_path / "a.jsonl", RECORDS)
+        build(config := make_config(tmp_path, {**alpaca, "tokenized_path": str(tmp_path / "k2")}), tokenizer)
+        build(
+            make_config(tmp_path, {"tokenized_path": str(tmp_path / "k2"), "cutoff_len": 8, "packing": True}), tokenizer
+        )
+
+
+def test_options_that_disagree(tmp_path, alpaca):
+    with pytest.raises(UserError, match=r"needs data\.template"):
+        build(make_config(tmp_path, {**alpaca, "template": None, "tool_format": "qwen"}), chatml_tokenizer())
+    with pytest.raises(UserError, match="train_on_prompt"):
+        tokenizer = byte_tokenizer(["<|start|>", "<|message|>", "<|end|>", "<|channel|>"])
+        build(make_config(tmp_path, {**alpaca, "template": "gpt", "train_on_prompt": True}), tokenizer)
+
+
+def test_workers_and_splits_change_nothing(tmp_path, alpaca):
+    tokenizer = byte_tokenizer()
+    base = build(make_config(tmp_path / "0", {**alpaca, "dataset_dir": str(tmp_path)}, num_train_epochs=1), tokenizer)
+    data = {**alpaca, "preprocessing_num_workers": 2, "preprocessing_batch_size": 4}
+    config = make_config(tmp_path, data, num_train_epochs=1, dataloader_num_workers=2, dataloader_prefetch_factor=2)
+    assert _texts(build(config, tokenizer), tokenizer) == _texts(base, tokenizer)
+
+
+def test_lengths_are_padded_to_eight(tmp_path, alpaca):
+    bundle = build(make_config(tmp_path, alpaca, num_train_epochs=1), byte_tokenizer())
+    widths = {batch["input_ids"].shape[1] for step in bundle.train.micro_batches() for batch in step}
+    longest = max(len(_full(record)) - 3 for record in RECORDS)
+    assert all(width % 8 == 0 for width in widths) and max(widths) == int(np.ceil(longest / 8)) * 8

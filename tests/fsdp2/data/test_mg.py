@@ -1,0 +1,160 @@
+"""Manager mg from text to micro batches."""
+
+import collections
+import logging
+
+import numpy as np
+import pytest
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedWriter
+from tests.fsdp2.data.helpers import build, make_config, write_jsonl
+from tests.support.tokenizers import byte_tokenizer
+
+TEXTS = ["short", "谢谢 🙂", "long " * 60, "x", "another document of some length"]
+EOD = 257  # of the byte tokenizer: 256 bytes, <s>, </s>
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    return {"dataset": {"file_name": file}, "data_manager_type": "mg", "cutoff_len": 16, "append_eod": True}
+
+
+def _config(folder, data, **training):
+    return make_config(folder, data, **{"stage": "pt", "per_device_train_batch_size": 1, **training})
+
+
+def _rows(bundle, start=0):
+    return [
+        (ids, labels, None if batch["position_ids"] is None else batch["position_ids"].tolist()[i])
+        for step in bundle.train.micro_batches(start)
+        for batch in step
+        for i, (ids, labels) in enumerate(zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True))
+    ]
+
+
+def test_samples_hold_the_documents_tokens(tmp_path, text):
+    tokenizer = byte_tokenizer()
+    bundle = build(_config(tmp_path, text, num_train_epochs=1), tokenizer)
+    rows = _rows(bundle)
+    total = sum(len(t.encode()) + 1 for t in TEXTS)
+    assert len(rows) == bundle.num_samples == (total - 1) // 16
+    assert all(len(ids) == 16 and ids[1:] == labels[:-1] for ids, labels, _ in rows)
+    # Long documents are cut, not dropped: all but the unused tail of the concatenation is there.
+    documents = collections.Counter(b for t in TEXTS for b in tokenizer.encode(t) + [EOD])
+    seen = collections.Counter(token for ids, _, _ in rows for token in ids)
+    assert sum((documents - seen).values()) <= 17 and not seen - documents
+
+
+def test_max_steps_repeats_the_text(tmp_path, text):
+    bundle = build(_config(tmp_path, text, max_steps=100), byte_tokenizer())
+    rows = _rows(bundle)
+    assert len(rows) == 100 == bundle.train.total_steps(3.0, 100)
+    assert _rows(bundle, start=90) == rows[90:]
+
+
+def test_documents_do_not_see_each_other(tmp_path, text):
+    plain = _rows(build(_config(tmp_path, text, num_train_epochs=1), byte_tokenizer()))
+    text["reset_attention_mask"] = True
+    isolated = _rows(build(_config(tmp_path, text, num_train_epochs=1), byte_tokenizer()))
+    assert any(EOD in ids[:-1] for ids, _, _ in plain)
+    for (ids, labels, _), (same_ids, isolated_labels, positions) in zip(plain, isolated, strict=True):
+        assert ids == same_ids
+        expected = 0
+        for place, token in enumerate(ids):
+            assert positions[place] == expected
+            assert isolated_labels[place] == (-100 if token == EOD else labels[place])
+            expected = 0 if token == EOD else expected + 1
+
+
+def test_ragged_last_batch(tmp_path, text):
+    config = _config(tmp_path, text, num_train_epochs=1, gradient_accumulation_steps=4)
+    bundle = build(config, byte_tokenizer(), rank=1, world_size=2)
+    count = bundle.num_samples
+    assert count % 8
+    steps = list(bundle.train.micro_batches())
+    assert len(steps) == -(-count // 8) == bundle.train.total_steps(1, -1)
+    other = build(config, byte_tokenizer(), rank=0, world_size=2)
+    real = sum(batch["num_samples"] for source in (bundle, other) for s in source.train.micro_batches() for batch in s)
+    assert real == count
+
+
+def test_split_gives_evaluation_documents(tmp_path, text):
+    text["split"] = "80,20,0"
+    tokenizer = byte_tokenizer()
+    bundle = build(_config(tmp_path, text, num_train_epochs=1), tokenizer)
+    targets = [
+        label for batch in bundle.eval.batches() for label in batch["labels"].flatten().tolist() if label != -100
+    ]
+    assert tokenizer.decode(targets) == TEXTS[4][1:] + "</s>"
+    assert tokenizer.encode("🙂")[0] in {token for ids, _, _ in _rows(bundle) for token in ids}
+
+
+def test_evaluation_files(tmp_path, text):
+    text["eval_dataset"] = {"file_name": write_jsonl(tmp_path / "b.jsonl", [{"text": "abcdefghij" * 4}])}
+    source = build(_config(tmp_path, text), byte_tokenizer()).eval
+    assert source.num_samples == 3  # 40 bytes and the end: 40 targets
+    text["eval_max_samples"] = 2
+    assert build(_config(tmp_path, text), byte_tokenizer()).eval.num_samples == 2
+
+
+def _indexed(prefix, value, count, length=50):
+    with IndexedWriter(prefix) as writer:
+        for _ in range(count):
+            writer.add(np.full(length, value))
+    return str(prefix)
+
+
+def test_indexed_files_and_weights(tmp_path, text):
+    one, two = _indexed(tmp_path / "one_text_document", 1, 10), _indexed(tmp_path / "two_text_document", 2, 30)
+
+    def shares(file_name):
+        data = {**text, "dataset": {"file_name": file_name}}
+        rows = _rows(build(_config(tmp_path, data, max_steps=200), byte_tokenizer()))
+        return sum(ids[0] == 1 for ids, _, _ in rows) / len(rows)
+
+    assert shares(one) == shares(f"{one}.bin") == 1.0
+    assert shares([0.9, one, 0.1, two]) == 0.9
+    assert shares([one, two]) == shares(f"{one},{two}") == 0.25  # by number of tokens
+    assert shares([0.001, one, 0.999, two]) == 0.005  # the rule takes the first data set at once
+
+
+def test_several_text_files_are_one(tmp_path, text):
+    other = write_jsonl(tmp_path / "b.jsonl", [{"text": "z" * 200}])
+    text["dataset"]["file_name"] = [text["dataset"]["file_name"], other]
+    rows = _rows(build(_config(tmp_path, text, num_train_epochs=1), byte_tokenizer()))
+    total = sum(len(t.encode()) + 1 for t in TEXTS) + 201
+    assert len(rows) == (total - 1) // 16
+
+
+def test_cache_follows_the_content(tmp_path, text, caplog):
+    caplog.set_level(logging.INFO, "mindspeed_llm")
+    config = _config(tmp_path, text, max_steps=20)
+    rows = _rows(build(config, byte_tokenizer()))
+    caplog.clear()
+    assert _rows(build(config, byte_tokenizer())) == rows
+    assert "tokenized" not in caplog.text
+    write_jsonl(tmp_path / "a.jsonl", [{"text": t.upper()} for t in TEXTS])
+    assert _rows(build(config, byte_tokenizer())) != rows
+    assert _rows(build(_config(tmp_path, text, max_steps=20, seed=1), byte_tokenizer())) != rows
+
+
+def test_max_samples_takes_the_first_documents(tmp_path, text):
+    text["max_samples"] = 1
+    rows = _rows(build(_config(tmp_path, text, max_steps=3), byte_tokenizer()))
+    assert {token for ids, _, _ in rows for token in ids} == {*byte_tokenizer().encode("short"), EOD}
+
+
+def test_mistakes(tmp_path, text):
+    with pytest.raises(UserError, match=r"has 353 tokens, which is 0 samples of data\.cutoff_len 4096"):
+        build(_config(tmp_path, {**text, "cutoff_len": 4096}), byte_tokenizer())
+    with pytest.raises(UserError, match=r"one\.bin exists, but .*one\.idx does not"):
+        (tmp_path / "one.bin").write_bytes(b"")
+        build(_config(tmp_path, {**text, "dataset": {"file_name": str(tmp_path / "one")}}), byte_tokenizer())
+    with pytest.raises(UserError, match="has a weight, but no"):
+        build(
+            _config(tmp_path, {**text, "dataset": {"file_name": [1, text["dataset"]["file_name"]]}}), byte_tokenizer()
+        )
+    with pytest.raises(UserError, match="stage pt only"):
+        build(make_config(tmp_path, text, stage="sft"), byte_tokenizer())
