@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
 from mindspeed_llm.fsdp2.config import (
     Config,
     DataConfig,
@@ -27,7 +28,7 @@ from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.train.step import OptimizerStep
 from mindspeed_llm.tasks.losses.cross_entropy import shift_labels
 from tests.distributed.mutants import MUTANTS
-from tests.support.reference import Trace, collate
+from tests.support.reference import Trace, collate, make_samples
 
 
 def toy_config(folder: str, **sections: dict[str, Any]) -> Config:
@@ -117,6 +118,48 @@ def _train(
     weights = full_weights(built)
     trace.weights = weights if rank == 0 else {}
     return {"trace": trace, "collectives": collectives, "updated": updated}
+
+
+def export(*, folder: str, output: str, sections: dict[str, dict[str, Any]], train_step: bool = True) -> None:
+    """Build the model, run one optimizer step with learning rate 0 and export it to `output`."""
+    config = toy_config(folder, **sections)
+    training = config.training
+    world = dist.get_world_size()
+    mesh = build_mesh(world_size=world, fsdp_size=config.parallel.resolved_fsdp_size(world))
+    built = ModelFactory.create(config, mesh=mesh, device=torch.device("cpu"))
+    if train_step:
+        step = OptimizerStep(
+            model=built.model,
+            sharded=built.sharded,
+            optimizer=OptimizerFactory.create(built.model, training),
+            mesh=mesh,
+            device=torch.device("cpu"),
+            config=training,
+            scaler=LossScaler(enabled=False),
+        )
+        samples = make_samples(count=2 * world, vocabulary=13)
+        batch: dict[str, Any] = collate(samples[2 * mesh.rank : 2 * mesh.rank + 2])
+        batch |= {"labels": shift_labels(batch["labels"]), "num_samples": 2, "num_tokens": 64}
+        assert step.run([batch], learning_rate=0.0).updated
+    export_model(
+        built.model,
+        Path(output),
+        config=built.source_config,
+        dtype_of=built.export_dtype,
+        shard_size=training.hf_shard_size,
+        is_writer=mesh.rank == 0,
+    )
+    dist.barrier()
+
+
+def initial_weights(*, folder: str, sections: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Weights and buffers right after building; what `train_from_scratch` or a load gives."""
+    config = toy_config(folder, **sections)
+    world = dist.get_world_size()
+    mesh = build_mesh(world_size=world, fsdp_size=config.parallel.resolved_fsdp_size(world))
+    built = ModelFactory.create(config, mesh=mesh, device=torch.device("cpu"))
+    buffers = {name: buffer.clone() for name, buffer in built.model.named_buffers()}
+    return {"weights": full_weights(built), "buffers": buffers}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from mindspeed_llm.fsdp2.checkpoint.hf_names import conversion_groups, to_file_layout
 
@@ -52,6 +53,7 @@ def export_model(
     model: PreTrainedModel,
     folder: Path,
     *,
+    config: PretrainedConfig,
     dtype_of: Callable[[str], torch.dtype],
     shard_size: int,
     is_writer: bool,
@@ -64,6 +66,7 @@ def export_model(
     over at the end, the index last; weight files of an earlier export are removed.
 
     Args:
+        config: what to write as config.json (with the dtype of the export).
         dtype_of: dtype on disk for a parameter of the model, by its name in the model.
         shard_size: bytes.
     """
@@ -96,7 +99,7 @@ def export_model(
                 writer.add(to_file_layout(model, full))
         if writer:
             writer.finish()
-            _write_configs(model, staging, dtype_of(names[0]), save_tokenizer)
+            _write_configs(model, copy.deepcopy(config), staging, dtype_of(names[0]), save_tokenizer)
             _publish(staging, folder)
     finally:
         if is_writer:
@@ -139,12 +142,14 @@ def _file_dtype(tensor: torch.Tensor, wanted: torch.dtype) -> torch.dtype:
 
 
 def _write_configs(
-    model: PreTrainedModel, folder: Path, dtype: torch.dtype, save_tokenizer: Callable[[Path], object] | None
+    model: PreTrainedModel,
+    config: PretrainedConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    save_tokenizer: Callable[[Path], object] | None,
 ) -> None:
-    config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = dtype
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    config.use_cache = True  # switched off for training only
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # fully_shard renames the class
     config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)

@@ -39,7 +39,9 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
     """
     modules = find_modules(model, config.fsdp_modules, field="parallel.fsdp_modules")
     ignored = find_modules(model, config.ignored_modules or (), field="parallel.ignored_modules")
-    ignored_params = {parameter for module in ignored.values() for parameter in module.parameters()}
+    # A list beside the set: gradients are reduced in this order, which must be the same on every rank.
+    replicated = list(dict.fromkeys(parameter for module in ignored.values() for parameter in module.parameters()))
+    ignored_params = set(replicated)
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[config.param_dtype],
         reduce_dtype=DTYPES[config.reduce_dtype],
@@ -56,7 +58,7 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
         )
     fully_shard(model, reshard_after_forward=config.reshard_after_forward, **common)
     _set_prefetch([group[0] for group in groups], config)
-    return ShardedModel(root=model, replicated=list(ignored_params), reshard_after_forward=config.reshard_after_forward)
+    return ShardedModel(root=model, replicated=replicated, reshard_after_forward=config.reshard_after_forward)
 
 
 def set_micro_step(model: ShardedModel, *, is_last: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.hf_load import load_weights, read_weight_map
@@ -28,19 +29,21 @@ logger = get_logger(__name__)
 class BuiltModel:
     """A sharded model on its device.
 
-    `source_dtypes` holds the dtype on disk of each parameter that came from files (empty when trained from scratch).
+    `source_config` is the configuration as it was read, before anything was set for training; `source_dtypes` holds the
+    dtype on disk of each parameter that came from files (empty when trained from scratch).
     """
 
     model: PreTrainedModel
     sharded: ShardedModel
+    source_config: PretrainedConfig
     source_dtypes: dict[str, torch.dtype]
 
     def export_dtype(self, name: str) -> torch.dtype:
         """The dtype that parameter `name` has in the source; for a model from scratch the one of its configuration."""
         if name in self.source_dtypes:
             return self.source_dtypes[name]
-        dtype = getattr(self.model.config, "source_dtype", None)
-        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+        dtype = self.source_config.dtype
+        return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 
 class ModelFactory:
@@ -56,7 +59,9 @@ class ModelFactory:
         Raises:
             UserError: the class does not exist, weights do not fit, a module pattern matches nothing.
         """
-        model_config = load_model_config(config.model)
+        source_config = load_model_config(config.model)
+        model_config = copy.deepcopy(source_config)
+        model_config.use_cache = False  # a cache of keys and values is for generation; training would only fill it
         from_meta = config.model.init_model_with_meta_device
         model, source_dtypes = (
             _build_on_meta(config, model_config) if from_meta else _build_on_host(config, model_config)
@@ -76,7 +81,8 @@ class ModelFactory:
             initialize_computed_buffers(model)
         else:
             model.to(device)
-        return BuiltModel(model=model, sharded=sharded, source_dtypes=source_dtypes)
+        _read_generation_config(config.model, model)
+        return BuiltModel(model=model, sharded=sharded, source_config=source_config, source_dtypes=source_dtypes)
 
 
 def load_model_config(config: ModelConfig) -> PretrainedConfig:
@@ -101,8 +107,6 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
             f"model.model_id: {config.model_id}, but {source}/config.json has model_type {model_config.model_type}; "
             "remove model_id or name the right model"
         )
-    model_config.use_cache = False  # a cache of keys and values is for generation; training would only fill it
-    model_config.source_dtype = model_config.dtype
     return model_config
 
 
@@ -164,6 +168,12 @@ def _implementations(config: Config, model_config: PretrainedConfig) -> dict[str
             chosen["attn_implementation"] = attention
     chosen["experts_implementation"] = "grouped_mm" if config.optimization.moe_grouped_gemm else "eager"
     return chosen
+
+
+def _read_generation_config(config: ModelConfig, model: PreTrainedModel) -> None:
+    """Take over the sampling defaults that stand beside the weights; `from_config` knows the model's fields only."""
+    if (Path(config.model_name_or_path) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(config.model_name_or_path)
 
 
 def _weight_map(config: ModelConfig, model: PreTrainedModel) -> ModelWeights:

@@ -167,6 +167,7 @@ class Trainer:
         export_model(
             self.built.model,
             folder,
+            config=self.built.source_config,
             dtype_of=(lambda name: DTYPES[chosen]) if chosen is not None else self.built.export_dtype,
             shard_size=training.hf_shard_size,
             is_writer=distributed.is_rank_zero(),
