@@ -79,4 +79,6 @@ class DataFactory:
             return LFDataManager(self._config, self._tokenizer, cache_dir)
         if self._config.training.stage != "pt":
             raise UserError("data.data_manager_type mg serves stage pt only: it joins texts and knows no prompts")
+        if self._config.data.tokenized_path is not None:
+            raise UserError("data.tokenized_path keeps samples of data_manager_type lf; mg keeps its own in output_dir")
         return MegatronDataManager(self._config, self._tokenizer, cache_dir)

@@ -160,6 +160,10 @@ class StreamTrainSource:
         if self._loader.num_workers:
             # One process reads ahead; several would have to share the stream out.
             arguments["num_workers"] = 1
+            if self._loader.num_workers > 1:
+                _LOG.info(
+                    "streaming: one loading process is used of dataloader_num_workers %d", self._loader.num_workers
+                )
         batches = iter(DataLoader(rows, batch_size=None, **arguments))
         while step_batches := list(itertools.islice(batches, self._split.accumulation)):
             yield step_batches

@@ -66,7 +66,7 @@ def resolve_datasets(dataset: DatasetChoice | None, dataset_dir: str | Path) -> 
     for item in split_names(dataset):
         if isinstance(item, str):
             keys = _registered(item, Path(dataset_dir))
-            entries.append(_entry(item, keys, Path(dataset_dir), registered=True))
+            entries.append(_entry(item, keys, Path(dataset_dir)))
         elif isinstance(item, Mapping):
             entries += _inline(item, Path(dataset_dir))
         else:
@@ -74,14 +74,12 @@ def resolve_datasets(dataset: DatasetChoice | None, dataset_dir: str | Path) -> 
     return entries
 
 
-def local_path(name: str | Path, dataset_dir: Path, *, registered: bool = False) -> Path:
-    """Find a file named in a data set: an absolute path as it is, else below the current or the data set folder.
+def local_path(name: str | Path, dataset_dir: Path) -> Path:
+    """Find a file named in a data set: absolute as it is, else below `dataset_dir`, else below the current folder.
 
-    Registered names are looked up in the folder of their `dataset_info.json` first, inline ones in the current folder.
+    Raises UserError naming the places that were looked at.
     """
-    places = [Path(name), dataset_dir / name]
-    if registered:
-        places.reverse()
+    places = [dataset_dir / name, Path(name)]
     found = next((place for place in places if place.exists()), None)
     if found is None:
         looked = " and ".join(dict.fromkeys(str(place) for place in places))
@@ -115,10 +113,10 @@ def _inline(keys: Mapping[str, Any], dataset_dir: Path) -> list[DatasetEntry]:
     names = file_name if isinstance(file_name, list) else [file_name]
     if isinstance(file_name, str) and "," in file_name and not Path(file_name).exists():
         names = [part.strip() for part in file_name.split(",")]
-    return [_entry(str(name), {**keys, "file_name": name}, dataset_dir, registered=False) for name in names]
+    return [_entry(str(name), {**keys, "file_name": name}, dataset_dir) for name in names]
 
 
-def _entry(name: str, keys: Mapping[str, Any], dataset_dir: Path, *, registered: bool) -> DatasetEntry:
+def _entry(name: str, keys: Mapping[str, Any], dataset_dir: Path) -> DatasetEntry:
     where = f"data set {name!r}"
     for key in keys:
         if key not in _KNOWN_KEYS:
@@ -142,7 +140,7 @@ def _entry(name: str, keys: Mapping[str, Any], dataset_dir: Path, *, registered:
     num_samples = keys.get("num_samples")
     if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
         raise UserError(f"{where}: num_samples {num_samples!r}; expected a positive number")
-    files = data_files(local_path(keys["file_name"], dataset_dir, registered=registered))
+    files = data_files(local_path(keys["file_name"], dataset_dir))
     return DatasetEntry(name, files, formatting, columns, tags, given, num_samples)
 
 

@@ -47,7 +47,9 @@ def resolve_inputs(dataset: DatasetChoice | None, dataset_dir: str | Path) -> Pr
         elif weights is not None:
             raise UserError(f"data.dataset.file_name: {name!r} has a weight, but no {name}.bin and {name}.idx exist")
         else:
-            texts += resolve_datasets({**dataset, "file_name": name}, dataset_dir)
+            # Pretraining files are looked up in the current folder first, as prefixes are.
+            file = str(Path(name).resolve()) if Path(name).exists() else name
+            texts += resolve_datasets({**dataset, "file_name": file}, dataset_dir)
     if not names:
         texts = resolve_datasets(dataset, dataset_dir)
     return PretrainInputs(texts, prefixes, weights)

@@ -156,5 +156,7 @@ def test_mistakes(tmp_path, text):
         build(
             _config(tmp_path, {**text, "dataset": {"file_name": [1, text["dataset"]["file_name"]]}}), byte_tokenizer()
         )
+    with pytest.raises(UserError, match="keeps samples of data_manager_type lf"):
+        build(_config(tmp_path, {**text, "tokenized_path": "x"}), byte_tokenizer())
     with pytest.raises(UserError, match="stage pt only"):
         build(make_config(tmp_path, text, stage="sft"), byte_tokenizer())

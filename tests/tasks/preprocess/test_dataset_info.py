@@ -58,7 +58,7 @@ def test_inline_mapping(folder):
         ("zzz", r"it has alpha, beta, hub, pairs"),
         ("hub", r"data set 'hub': loading from a hub is not available"),
         ("pairs", r"ranking is true"),
-        ({"file_name": "none.jsonl"}, r"'none\.jsonl' does not exist; looked for none\.jsonl and .*info/none\.jsonl"),
+        ({"file_name": "none.jsonl"}, r"'none\.jsonl' does not exist; looked for .*info/none\.jsonl and none\.jsonl"),
         ({"filename": "a"}, r"unknown key 'filename'; did you mean 'file_name'\?"),
         ({"columns": {}}, r"it has no file_name"),
         (

@@ -1,10 +1,12 @@
 """Rendering rules on small conversations of our own; the golden file covers the layouts (test_golden.py)."""
 
+import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
+from mindspeed_llm.tasks.preprocess.samples import SampleOptions, build_sample
 from mindspeed_llm.tasks.preprocess.templates import load_template, template_names
 from tests.support.tokenizers import byte_tokenizer, chatml_tokenizer
 
@@ -112,3 +114,24 @@ def test_bos_is_left_out_where_the_tokenizer_has_none():
     with_bos = render("llama3", Conversation([Q, A]), byte_tokenizer(markers))[0][0]
     without = render("llama3", Conversation([Q, A]), byte_tokenizer(markers, bos_token=None))[0][0]
     assert with_bos == "<s>" + without
+
+
+@pytest.mark.parametrize("name", template_names())
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_covers_the_replies_and_their_end_marks_only(name, seed):
+    """Random conversations, with text that looks like markup: decoded targets are exactly the replies plus an end."""
+    random = np.random.RandomState(seed)
+    alphabet = ["a", " ", "\n", "谢", "🙂", "{{content}}", "Human:", "</s", "<|im_start", "\\"]
+    texts = ["".join(random.choice(alphabet, random.randint(0, 12))) + "." for _ in range(2 * random.randint(1, 6))]
+    messages = [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
+    tokenizer = byte_tokenizer(["<|im_end|>", "<|eot_id|>", "<|end|>"])
+    renderer = TemplateRenderer(load_template(name), tokenizer)
+    ends = {"empty": "", "default": "</s>", "llama3": "<|eot_id|>", "gpt": "<|end|>", "qwen3": "<|im_end|>\n"}
+    end = ends.get(name, "<|im_end|>")
+    turns = renderer.turns(Conversation(messages))
+    assert [tokenizer.decode(turn.target) for turn in turns] == [text + end for text in texts[1::2]]
+    ids, labels = build_sample(turns, SampleOptions(100_000), renderer.efficient_eos_id)
+    eos = [] if renderer.efficient_eos_id is None else [renderer.efficient_eos_id]
+    expected = [token for turn in turns for token in turn.target + eos]
+    assert labels[labels != -100].tolist() == expected
+    assert len(ids) == sum(len(turn.source) + len(turn.target) for turn in turns) + len(eos)
