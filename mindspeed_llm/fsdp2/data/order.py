@@ -19,8 +19,7 @@ class EpochOrder:
 
     def __init__(self, num_samples: int, *, seed: int, shuffle: bool) -> None:
         self.num_samples, self._seed, self._shuffle = num_samples, seed, shuffle
-        self._epoch = -1
-        self._permutation: np.ndarray | None = None
+        self._epoch, self._permutation = -1, np.zeros(0, dtype=np.int64)
 
     def __getitem__(self, position: int) -> int:
         epoch, place = divmod(position, self.num_samples)

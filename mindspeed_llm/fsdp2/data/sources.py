@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.data.order import FILLER, BatchSplit, EpochOrder, IndexOrder
@@ -53,7 +53,7 @@ class LoaderOptions:
         return arguments | {"generator": torch.Generator()}
 
 
-class _Rows:
+class _Rows(Dataset):
     """A sample set in which FILLER stands for no sample."""
 
     def __init__(self, samples: SampleSet) -> None:
@@ -121,7 +121,7 @@ class MapTrainSource:
             for step in range(start_step, self._num_steps)
             for row in self._split.rows(self._order, step, self._num_positions)
         )
-        loader = DataLoader(
+        loader: DataLoader[Sample | None] = DataLoader(
             _Rows(self._samples), batch_sampler=rows, collate_fn=self._collator, **self._loader.arguments()
         )
         batches = iter(loader)

@@ -4,6 +4,7 @@ Every rank goes through the same stream and takes the rows that are its own, so 
 split; the price is that every rank tokenizes all of it. When the data ends it starts again with another shuffle.
 """
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -71,8 +72,9 @@ class RecordStream:
         number, record = item
         chunk = self._works[number]([record])
         summary.add(chunk)
-        ids = chunk.arrays.get("input_ids", chunk.arrays.get("text"))
-        labels = chunk.arrays.get("labels", ids)
+        # Text is its own target.
+        arrays = chunk.arrays
+        ids, labels = (arrays["text"],) * 2 if "text" in arrays else (arrays["input_ids"], arrays["labels"])
         ends = np.cumsum(chunk.lengths)
         for start, end in zip(ends - chunk.lengths, ends, strict=True):
             yield Sample(ids[start:end], shifted(labels[start:end]))
@@ -93,7 +95,8 @@ class RecordStream:
             # A generator of its own, so that the mix does not depend on the draws of the shuffle buffer.
             own = np.random.RandomState(random.randint(1 << 31))
             turns = iter(lambda: int(own.choice(count, p=shares)), -1)
-        return _interleaved([lambda n=n: self._records(n) for n in range(count)], turns, self._strategy)
+        opens = [functools.partial(self._records, number) for number in range(count)]
+        return _interleaved(opens, turns, self._strategy)
 
 
 def _interleaved(

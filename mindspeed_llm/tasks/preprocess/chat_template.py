@@ -24,7 +24,7 @@ class ChatTemplateRenderer:
     still give.
     """
 
-    efficient_eos_id = None
+    efficient_eos_id: int | None = None
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class ChatTemplateRenderer:
         self._variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         template = tokenizer.get_chat_template()
         self._marks_replies = bool(_GENERATION_TAG.search(template))
+        # Templates that know no reasoning field would drop the thought in silence: it is written into the reply.
+        self._knows_reasoning = "reasoning_content" in template
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """Token ids of the conversation, cut into turns where replies begin and end."""
@@ -45,6 +47,8 @@ class ChatTemplateRenderer:
         tools = None
         if conversation.tools:
             tools = [{"type": "function", "function": tool} for tool in parse_tools(conversation.tools)]
+        if tools or any("tool_calls" in message for message in messages):
+            self._check_tools_shown(messages, tools)
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         trained = [message.loss for message in conversation.messages if message.role in TARGET_ROLES]
         if self._marks_replies:
@@ -62,19 +66,32 @@ class ChatTemplateRenderer:
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         return messages + [self._message(message) for message in conversation.messages]
 
-    @staticmethod
-    def _message(message: Message) -> dict[str, Any]:
+    def _message(self, message: Message) -> dict[str, Any]:
         if message.role in SOURCE_ROLES:
             return {"role": "user" if message.role == "user" else "tool", "content": message.content}
         reply: dict[str, Any] = {"role": "assistant", "content": message.content}
-        if message.reasoning:
-            reply["reasoning_content"] = message.reasoning
         calls = parse_calls(message.content) if message.role == "function" else None
         if calls is not None:
             functions = [{"name": name, "arguments": _object_or_text(arguments)} for name, arguments in calls]
             reply["content"] = message.preface
             reply["tool_calls"] = [{"type": "function", "function": function} for function in functions]
+        if message.reasoning and self._knows_reasoning:
+            reply["reasoning_content"] = message.reasoning
+        elif message.reasoning:
+            reply["content"] = f"<think>\n{message.reasoning}\n</think>\n\n{reply['content']}"
         return reply
+
+    def _check_tools_shown(self, messages: list[dict[str, Any]], tools: Any) -> None:
+        """Raise UserError when the template leaves out the tools or a call: the sample would teach something else."""
+        text = self._render(messages, tools)
+        names = [tool["function"]["name"] for tool in tools or []]
+        names += [call["function"]["name"] for message in messages for call in message.get("tool_calls", [])]
+        missing = next((name for name in names if name not in text), None)
+        if missing is not None:
+            raise UserError(
+                f"the tokenizer's chat template leaves out the tool {missing!r}, since it knows no tools; name a "
+                "template that does with data.template, such as qwen3 or chatml"
+            )
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, *, generation_prompt: bool = False) -> str:
         try:

@@ -1,9 +1,9 @@
-"""Turns -> one training sample: token ids with labels, cut to a length; and text documents -> pieces.
+"""Turns -> one training sample: token ids with labels, cut to a length.
 
 Labels here are not shifted: labels[t] belongs to ids[t]. -100 means no target.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +89,3 @@ def turn_budget(source_len: int, target_len: int, room: int) -> tuple[int, int]:
         target_room = room * target_len // (source_len + target_len)
     kept_target = min(target_room, target_len)
     return min(source_len, room - kept_target), kept_target
-
-
-def document_pieces(ids: np.ndarray, cutoff_len: int) -> Iterator[np.ndarray]:
-    """Split a document in pieces of at most `cutoff_len` tokens; every token is in exactly one piece."""
-    for start in range(0, len(ids), cutoff_len):
-        yield ids[start : start + cutoff_len]

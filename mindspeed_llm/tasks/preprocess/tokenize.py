@@ -80,7 +80,7 @@ class Summary:
 class ConversationWork:
     """Records of conversations -> input_ids and labels, one sample per record."""
 
-    keys = ("input_ids", "labels")
+    keys: tuple[str, ...] = ("input_ids", "labels")
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class TextWork:
     are split in pieces of at most that many tokens.
     """
 
-    keys = ("text",)
+    keys: tuple[str, ...] = ("text",)
 
     def __init__(
         self, tokenizer: Any, *, column: str = "text", append_eod: bool = False, piece_length: int | None = None

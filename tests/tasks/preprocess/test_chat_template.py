@@ -93,3 +93,22 @@ def test_errors_of_the_template_are_reported():
     tokenizer = chatml_tokenizer(chat_template="{{ raise_exception('system role not supported') }}")
     with pytest.raises(UserError, match="system role not supported"):
         ChatTemplateRenderer(tokenizer).turns(Conversation(MESSAGES))
+
+
+def test_tools_that_the_template_leaves_out_are_an_error():
+    renderer = ChatTemplateRenderer(chatml_tokenizer())
+    with pytest.raises(UserError, match="leaves out the tool 'f'"):
+        renderer.turns(Conversation(MESSAGES, tools='[{"name": "f"}]'))
+    call = Message("function", '{"name": "g", "arguments": {}}')
+    with pytest.raises(UserError, match="leaves out the tool 'g'"):
+        renderer.turns(Conversation([MESSAGES[0], call, Message("observation", "1"), MESSAGES[3]]))
+
+
+def test_reasoning_is_kept_by_templates_that_know_no_field_for_it():
+    conversation = Conversation([MESSAGES[0], Message("assistant", "a", reasoning="R")])
+    tokenizer = chatml_tokenizer()
+    (turn,) = ChatTemplateRenderer(tokenizer).turns(conversation)
+    assert tokenizer.decode(turn.target) == "<think>\nR\n</think>\n\na<|im_end|>\n"
+    tokenizer = chatml_tokenizer(chat_template=CHATML_TEMPLATE.replace("\n{{", "\n[{{ message.reasoning_content }}]{{"))
+    (turn,) = ChatTemplateRenderer(tokenizer).turns(conversation)
+    assert tokenizer.decode(turn.target) == "[R]a<|im_end|>\n"
