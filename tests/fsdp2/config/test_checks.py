@@ -94,7 +94,7 @@ def test_fsdp_size_by_hand() -> None:
         ({**PT_MG, "data.split": "nan,1"}, ["data.split"]),
         ({**PT_MG, "data.split": "0,50,50"}, ["data.split", "nothing for training"]),
         ({**DATASETS, "data.interleave_probs": "0.5,0.5"}, ["data.interleave_probs", "data.mix_strategy = concat"]),
-        ({**INTERLEAVE, "data.interleave_probs": "0.5,x"}, ["data.interleave_probs = '0.5,x'"]),
+        ({**INTERLEAVE, "data.interleave_probs": "0.5,x"}, ["data.interleave_probs = '0.5,x'", "a list of prob"]),
         ({**INTERLEAVE, "data.interleave_probs": "1.5,-0.5"}, ["data.interleave_probs", "above 0"]),
         ({**INTERLEAVE, "data.interleave_probs": "1.0"}, ["1 probabilities", "2 data set(s)"]),
         ({**INTERLEAVE, "data.interleave_probs": "0.2,0.3,0.5"}, ["3 probabilities", "2 data set(s)"]),
@@ -149,6 +149,10 @@ def test_fsdp_size_by_hand() -> None:
             {"model.model_id": "qwen3_next", "parallel.cp_size": 2, "parallel.cp_type": "ring"},
             ["qwen3_next", "parallel.cp_type = ring", "parallel.cp_size = 2", "ulysses"],
         ),
+        # ... and where the rule about qwen3_next does not apply
+        ({"model.model_id": "qwen3", "parallel.cp_size": 2, "parallel.cp_type": "ring"}, ["cp_size = 2 is not"]),
+        ({"model.model_id": "qwen3_next", "parallel.cp_size": 2}, ["cp_size = 2 is not"]),
+        ({"model.model_id": "qwen3_next", "parallel.cp_type": "ring"}, ["model_type qwen3"]),
         # values that the loader would have refused
         ({"training.lr": -1.0}, ["training.lr", "out of range", ">= 0"]),
         ({"training.seed": "1"}, ["training.seed", "'1' (a text)"]),
@@ -170,6 +174,7 @@ def test_settings_that_disagree(make_config: MakeConfig, changes: dict[str, Any]
         {**PT_MG, "data.reset_attention_mask": True, "data.append_eod": True},
         {**INTERLEAVE, "data.interleave_probs": "0.7, 0.3"},
         {**FILES, "data.interleave_probs": "0.7,0.3"},
+        {**FILES, "data.dataset": {"file_name": "a.jsonl,b.jsonl"}, "data.interleave_probs": "0.7,0.3"},
         {**INTERLEAVE, "data.dataset": ["a", "b", "c"], "data.interleave_probs": "0.2,0.3,0.5"},
         {"data.val_size": 8, "training.eval_steps": 5, "training.eval_on_start": True},
         {"data.val_size": 0.5},
@@ -183,6 +188,10 @@ def test_settings_that_disagree(make_config: MakeConfig, changes: dict[str, Any]
         {"training.dataloader_prefetch_factor": 2, "training.dataloader_num_workers": 1},
         {**PROFILE, "training.profile_step_start": 5, "training.profile_step_end": 6, "training.profile_ranks": [1]},
         {"training.profile_step_end": 0},
+        {"data.train_on_prompt": True},
+        {"data.mask_history": True},
+        {"data.reset_attention_mask": True},
+        {"parallel.recompute_modules": []},
         {"model.model_id": "qwen3"},
         {"training.optimizer": "fused_adamw"},
         {"data.dataset_dir": "/data"},
@@ -336,6 +345,14 @@ def test_every_idle_row_is_idle_at_the_default_or_can_be(make_config: MakeConfig
         assert row.idle(default) != row.idle(alternatives[row.because]), key
 
 
+def test_a_comma_in_the_name_of_a_file_makes_no_two_data_sets(make_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "a,b.jsonl").touch()
+    changes = {**FILES, "data.dataset": {"file_name": str(tmp_path / "a,b.jsonl")}}
+    check_config(make_config({**changes, "data.interleave_probs": "1.0"}), world_size=1)
+    with pytest.raises(UserError, match=r"2 probabilities, but data\.dataset has 1"):
+        check_config(make_config({**changes, "data.interleave_probs": "0.5,0.5"}), world_size=1)
+
+
 def test_output_dir_that_is_a_file_or_below_one(make_config: MakeConfig, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
@@ -351,6 +368,12 @@ def test_output_dir_without_permission(
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(UserError, match=r"training\.output_dir = .* cannot be written"):
         check_config(make_config(), world_size=1)
+
+
+@pytest.mark.parametrize("model", [None, "org/name"])
+def test_output_dir_may_exist(make_config: MakeConfig, tmp_path: Path, model: str | None) -> None:
+    (tmp_path / "output").mkdir()
+    check_config(make_config({} if model is None else {"model.model_name_or_path": model}), world_size=1)
 
 
 def test_output_dir_that_is_the_model_itself(make_config: MakeConfig, model_dir: Path) -> None:

@@ -99,7 +99,8 @@ def test_an_index_of_torch_files_counts_only_without_safetensors(make_config: Ma
     (model_dir / "pytorch_model.bin.index.json").write_text('{"weight_map": {"w": "gone.bin"}}')
     check_model(make_config, model_dir)
     (model_dir / "model.safetensors").unlink()
-    assert "gone.bin" in refusal(make_config, model_dir)
+    message = refusal(make_config, model_dir)
+    assert "gone.bin; the download is incomplete" in message
 
 
 def test_shards_that_the_index_names_must_be_there(make_config: MakeConfig, model_dir: Path) -> None:
@@ -113,8 +114,9 @@ def test_shards_that_the_index_names_must_be_there(make_config: MakeConfig, mode
     for name in names:
         (model_dir / name).touch()
     check_model(make_config, model_dir)
-    (model_dir / "model.safetensors.index.json").write_text("{}")
-    assert "no weight_map" in refusal(make_config, model_dir)
+    for damaged in ("{}", '{"weight_map": {}}', '{"weight_map": ["a"]}'):
+        (model_dir / "model.safetensors.index.json").write_text(damaged)
+        assert "no weight_map" in refusal(make_config, model_dir)
 
 
 def test_tokenizer_folder_must_exist(make_config: MakeConfig, model_dir: Path) -> None:
