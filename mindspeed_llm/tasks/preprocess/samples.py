@@ -13,7 +13,7 @@ from mindspeed_llm.tasks.preprocess.render import Turn
 
 IGNORE_INDEX = -100
 
-NO_ROOM = "prompt fills cutoff_len, no room for the reply"
+NO_ROOM = "prompt fills cutoff_len, no room for the reply: raise cutoff_len to keep it"
 NO_TARGET = "no reply that carries loss"
 
 

@@ -204,7 +204,10 @@ def test_skipped_records_are_reported(tmp_path, caplog):
     data = {"dataset": {"file_name": file}, "template": "default", "cutoff_len": 100}
     bundle = build(make_config(tmp_path, data), byte_tokenizer())
     assert bundle.num_samples == 21
-    assert f"1 records skipped: prompt fills cutoff_len, no room for the reply (first at {file}:22)" in caplog.text
+    assert (
+        f"1 records skipped: prompt fills cutoff_len, no room for the reply: raise cutoff_len to keep it (first at {file}:22)"
+        in caplog.text
+    )
     assert f"1 records skipped: empty prompt (first at {file}:23)" in caplog.text
 
 
