@@ -58,12 +58,12 @@ trap 'exit 143' TERM
 setup_environment "$here" demo
 mkdir -p "$OUT"
 # Nothing of this is asked from a model hub.
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 TOKENIZERS_PARALLELISM=false
 ready=$SECONDS
 
 step="making the model directory"
 say "$step: $OUT/model"
-HF_HUB_DISABLE_PROGRESS_BARS=1 "$PY" scripts/demo_model.py --out "$OUT/model"
+"$PY" scripts/demo_model.py --out "$OUT/model"
 
 step="writing the text data set"
 say "$step: $OUT/data"
@@ -87,6 +87,6 @@ OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(threads_per_process "$NPROC")} \
 
 step="showing the result"
 say "done"
-"$PY" scripts/show_run.py "$run" --prompt 'The "with" statement is used to'
+"$PY" scripts/show_run.py "$run" --prompt 'The "for" statement is used to'
 training=0
 echo "time              $((SECONDS - ready)) s after the set-up, $((SECONDS - started)) s in all"

@@ -1,6 +1,6 @@
 """Print what a finished run achieved: eval loss before and after, the loss curve, and what its model says.
 
-    python scripts/show_run.py output/quickstart/run --prompt 'The "with" statement is used to'
+    python scripts/show_run.py output/quickstart/run --prompt 'The "for" statement is used to'
     python scripts/show_run.py output/soak/sft_smollm2/run --chat "Name three primary colours." --require-improvement
 
 Reads metrics.jsonl of the run and loads the exported model from the same directory.

@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/soak.sh; }
 NPROC=${NPROC:-2} SOAK_OUT=${SOAK_OUT:-$REPOSITORY/output/soak}
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1 TOKENIZERS_PARALLELISM=false
 
 # torchrun with as many threads as the machine has for each process.
 train() {
