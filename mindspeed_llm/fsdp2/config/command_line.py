@@ -118,8 +118,6 @@ def _option_spec(option: str) -> FieldSpec:
         owners = [field_key for field_key, field in all_fields().items() if field.name == key.replace("-", "_")]
         near = owners[0] if owners else nearest(key, ("check", "debug", "help", *all_fields()))
         raise UserError(f"command line: unknown option {option}; did you mean --{near}?")
-    if section not in SECTIONS:
-        section = nearest(section, SECTIONS)
     raise UserError(f"command line: unknown option {option}; did you mean --{nearest_field(section, name)}?")
 
 

@@ -57,8 +57,6 @@ def from_tokens(spec: FieldSpec, tokens: list[str]) -> Any:
 
 def checked(spec: FieldSpec, value: Any) -> Any:
     """`value`, which has the right type, if it is one of the choices and within the range of field `spec`."""
-    if value is None:
-        return _null(spec)
     if spec.choices and value not in spec.choices:
         raise ValueError(f"{value!r} is not a choice")
     if spec.range is not None and not spec.range.contains(value):
@@ -80,7 +78,7 @@ def _scalar(kind: type | None, value: Any) -> Any:
     """A YAML value as `kind`. Numbers are not read from quoted texts; 0 and 1 and yes and no are booleans."""
     if kind is bool:
         text = str(value).lower()
-        if not isinstance(value, bool | int | str) or text not in _BOOLS:
+        if text not in _BOOLS:
             raise ValueError(f"{_named(value)} is neither true nor false")
         return _BOOLS[text]
     if kind is str:

@@ -76,9 +76,9 @@ def read_yaml(path: Path) -> YamlSections:
         _refuse_duplicates(root, set())
         content = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{path}{line}: {error.problem or error.context}. This is not valid YAML.") from None
+        mark = error.problem_mark
+        where = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else f"{path}"
+        raise UserError(f"{where}: {error.problem}. This is not valid YAML.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if content is None:

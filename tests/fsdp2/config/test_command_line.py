@@ -92,9 +92,10 @@ def test_last_of_equal_options_counts() -> None:
 
 
 def test_value_may_hold_equal_signs_and_start_with_a_dash() -> None:
-    config = parse(*REQUIRED, "--data.default_system=--a=b", "--data.tool_format", "-x")
+    config = parse(*REQUIRED, "--data.default_system=--a=b", "--data.tool_format", "-x", "--data.template", "{x")
     assert config.data.default_system == "--a=b"
     assert config.data.tool_format == "-x"
+    assert config.data.template == "{x"
 
 
 def test_everything_by_options_and_everything_by_yaml(write_yaml: Callable[[str], Path]) -> None:
@@ -161,7 +162,8 @@ def test_tokens_are_neither_written_nor_shown() -> None:
         ("data:\n  seq-length: 1\n", ["data.seq-length", "data.cutoff_len?"]),
         ("data:\n  tempalte: qwen3\n", ["data.tempalte", "data.template?"]),
         ("trainng:\n  lr: 1\n", ["line 1", "'trainng'", "nearest: training"]),
-        ("data:\n  1: 2\n", ["data.1"]),
+        ("data:\n  1: 2\n", ["line 2", "data.1"]),
+        ("data:\n  null: 2\n", ["unknown field data.None"]),
         # wrong types
         ("training:\n  max_steps: abc\n", ["line 2", "training.max_steps", "'abc' (a text)", "an integer >= -1"]),
         ("training:\n  max_steps: '5'\n", ["training.max_steps", "remove the quotes"]),
@@ -175,7 +177,7 @@ def test_tokens_are_neither_written_nor_shown() -> None:
         ("training:\n  profile: maybe\n", ["training.profile", "'maybe'"]),
         ("data:\n  split: 100\n", ["data.split", "100 (an integer)", "put it in quotes", "a text"]),
         ("data:\n  template: true\n", ["data.template", "true (a boolean)", "put it in quotes"]),
-        ("model:\n  add_tokens: [a]\n", ["model.add_tokens", "(a list)", "a text, or null"]),
+        ("model:\n  add_tokens: [a]\n", ["model.add_tokens", "(a list) is no text. Expected a text, or null"]),
         ("parallel:\n  fsdp_modules: lm_head\n", ["parallel.fsdp_modules", "write [lm_head]", "a list of texts"]),
         ("parallel:\n  fsdp_modules: [1]\n", ["parallel.fsdp_modules", "1 (an integer)"]),
         ("training:\n  profile_ranks: [a]\n", ["training.profile_ranks", "'a' (a text)", "a list of integers"]),
@@ -213,6 +215,9 @@ def test_mistakes_in_yaml(write_yaml: Callable[[str], Path], lines: str, parts: 
     ("argv", "parts"),
     [
         (["--training.save_st", "7"], ["--training.save_st", "--training.save_steps?"]),
+        (["--training.learning_rate", "7"], ["--training.learning_rate", "--training.lr?"]),
+        (["--training.seed=1", "2"], ["'2' is no option"]),
+        (["--training.seed=1", "training.lr=2"], ["'training.lr' is no option"]),
         (["--training.save_steps:", "7"], ["--training.save_steps:", "--training.save_steps?"]),
         (["--inference.max_new_tokens:", "7"], ["--inference.max_new_tokens?"]),
         (["--trainin.lr", "1"], ["--trainin.lr", "--training.lr?"]),
@@ -254,7 +259,10 @@ def test_mistakes_on_the_command_line(argv: list[str], parts: list[str]) -> None
         (["--check"], ["no configuration", "usage:"]),
         (["config.json"], ["'config.json'", ".yaml", "usage:"]),
         (["-training.lr", "1"], ["'-training.lr'", "no option"]),
-        (["--training.output_dir", "o"], ["model.model_name_or_path", "--model.model_name_or_path"]),
+        (
+            ["--training.output_dir", "o"],
+            ["the command line does not give model.model_name_or_path", "--model.model_name_or_path"],
+        ),
         (["--training.seed", "1"], ["model.model_name_or_path and training.output_dir"]),
     ],
 )

@@ -71,6 +71,11 @@ def test_anchors_and_merges_work(write_yaml: Callable[[str], Path]) -> None:
     assert read_yaml(write_yaml(content)).values["data"] == {"a": 1, "b": 3, "c": ["x"], "d": ["x"]}
 
 
+def test_a_list_that_holds_itself_is_read(write_yaml: Callable[[str], Path]) -> None:
+    value = read_yaml(write_yaml("model:\n  a: &x [*x]\n")).values["model"]["a"]
+    assert value[0] is value
+
+
 def test_byte_order_mark_is_no_part_of_the_first_key(write_yaml: Callable[[bytes], Path]) -> None:
     assert read_yaml(write_yaml(b"\xef\xbb\xbfmodel: {a: 1}\n")).values == {"model": {"a": 1}}
 
@@ -107,6 +112,7 @@ def test_the_loader_leaves_the_yaml_library_as_it_was() -> None:
         ("model:\n\ta: 1\n", ["line 2", "not valid YAML"]),
         ("model:\n  a: b: c\n", ["line 2", "not valid YAML"]),
         ("model:\n  a: *unknown\n", ["line 2", "unknown", "not valid YAML"]),
+        ("model: &x {a: 1}\nb: *x\n? &y [*y]\n: 1\n", ["not valid YAML"]),
         ("model: {a: 1}\n---\ndata: {}\n", ["line 2", "not valid YAML"]),
         ("model:\n  a: !!python/object/apply:os.getcwd []\n", ["line 2", "not valid YAML"]),
         ("model:\n  ? [a, b]\n  : 1\n", ["not valid YAML"]),
