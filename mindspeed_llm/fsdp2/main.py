@@ -6,9 +6,10 @@ once.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from mindspeed_llm.fsdp2.config import Config, check_config, parse_command_line, resolved_dict
+from mindspeed_llm.fsdp2.config import Config, check_config, dump_yaml, parse_command_line, resolved_dict
 
 
 def main(argv: list[str]) -> int:
@@ -34,9 +35,10 @@ def main(argv: list[str]) -> int:
 
     validate_data(config)
     if invocation.check_only:
-        from mindspeed_llm.fsdp2.plan import print_plan
+        from mindspeed_llm.fsdp2.plan.report import print_plan
 
-        print_plan(config, world_size=world_size)
+        if os.environ.get("RANK", "0") == "0":
+            print_plan(config, world_size=world_size)
         return 0
     _train(config)
     return 0
@@ -48,7 +50,7 @@ def _train(config: Config) -> None:
     from mindspeed_llm.fsdp2.data.data_factory import DataFactory
     from mindspeed_llm.fsdp2.distributed.mesh import build_mesh
     from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
-    from mindspeed_llm.fsdp2.models.tokenizer import load_tokenizer
+    from mindspeed_llm.fsdp2.models.tokenizer import check_vocabulary, load_tokenizer
     from mindspeed_llm.fsdp2.train.trainer import Trainer
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
@@ -60,50 +62,56 @@ def _train(config: Config) -> None:
     seed_everything(training.seed, deterministic=training.deterministic)
     device = platform_device.current_device()
     created = distributed.init_process_group()
-    try:
-        mesh = build_mesh(
-            world_size=distributed.world_size(), fsdp_size=config.parallel.resolved_fsdp_size(distributed.world_size())
-        )
-        logger.info(
-            "Device %s (%s), %d ranks: %d replicas of the model, each sharded over %d",
-            device.type,
-            platform_device.device_name(),
-            mesh.size,
-            mesh.replicas,
-            mesh.shards,
-        )
-        if distributed.is_rank_zero():
-            _write_run_files(config, platform_device.device_name())
-        dist.barrier()
-        # Tokenizer and data come first: their mistakes are found before weights are read.
-        tokenizer = load_tokenizer(config.model)
-        micro_batches = training.per_device_train_batch_size * training.gradient_accumulation_steps
-        data = DataFactory(config, tokenizer).build(
-            rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size
-        )
-        built = ModelFactory.create(config, mesh=mesh, device=device)
-        # From here on every rank draws its own dropout masks; weights and data order are fixed already.
-        seed_everything(training.seed + distributed.rank(), deterministic=training.deterministic)
-        Trainer(config, built=built, tokenizer=tokenizer, data=data, mesh=mesh, device=device).train()
-    finally:
-        if created:
-            distributed.destroy_process_group()
+    mesh = build_mesh(
+        world_size=distributed.world_size(), fsdp_size=config.parallel.resolved_fsdp_size(distributed.world_size())
+    )
+    logger.info(
+        "Device %s (%s), %d ranks: %d replicas of the model, each sharded over %d",
+        device.type,
+        platform_device.device_name(),
+        mesh.size,
+        mesh.replicas,
+        mesh.shards,
+    )
+    if distributed.is_rank_zero():
+        _write_run_files(config, platform_device.device_name())
+    dist.barrier()
+    # Tokenizer and data come first: their mistakes are found before weights are read.
+    tokenizer = load_tokenizer(config.model)
+    micro_batches = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    data = DataFactory(config, tokenizer).build(
+        rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size
+    )
+    quiet_libraries(is_first_rank=distributed.is_rank_zero())
+    built = ModelFactory.create(config, mesh=mesh, device=device)
+    check_vocabulary(tokenizer, built.model)
+    # From here on every rank draws its own dropout masks; weights and data order are fixed already.
+    seed_everything(training.seed + distributed.rank(), deterministic=training.deterministic)
+    Trainer(config, built=built, tokenizer=tokenizer, data=data, mesh=mesh, device=device).train()
+    if created:
+        # Only on success: after an error the group's store still serves to agree on the one rank that reports it.
+        distributed.destroy_process_group()
+
+
+def quiet_libraries(*, is_first_rank: bool) -> None:
+    """Leave transformers' progress bars to the first rank, and to a terminal."""
+    import sys
+
+    from transformers.utils import logging as transformers_logging
+
+    if not (is_first_rank and sys.stderr.isatty()):
+        transformers_logging.disable_progress_bar()
 
 
 def _write_run_files(config: Config, device_name: str) -> None:
     """The resolved configuration and the versions of this run, beside its results."""
-    import yaml
-
     from mindspeed_llm.observability.versions import write_versions
 
     folder = Path(config.training.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(resolved_dict(config), sort_keys=False, allow_unicode=True)
-    (folder / "run_config.yaml").write_text(text, encoding="utf-8")
+    (folder / "run_config.yaml").write_text(dump_yaml(resolved_dict(config)), encoding="utf-8")
     write_versions(folder, device_name=device_name)
 
 
 def _environment_world_size() -> int:
-    import os
-
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -124,6 +124,7 @@ class _ShardWriter:
             if self._missing[file] == 0:
                 path = self._folder / file
                 save_file(self._held.pop(file), path, metadata={"format": "pt"})
+                path.chmod(0o666 & ~_umask())  # the library makes files that only their owner may read
                 with path.open("rb") as handle:
                     os.fsync(handle.fileno())
 
@@ -135,6 +136,12 @@ class _ShardWriter:
                 "weight_map": dict(sorted(self._file_of.items())),
             }
             (self._folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _file_dtype(tensor: torch.Tensor, wanted: torch.dtype) -> torch.dtype:

@@ -37,7 +37,6 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
     Modules that share a parameter (tied embeddings) form one group, since a group must own its parameters: the group is
     gathered when the first of them runs and released after the last one.
     """
-    modules = find_modules(model, config.fsdp_modules, field="parallel.fsdp_modules")
     ignored = find_modules(model, config.ignored_modules or (), field="parallel.ignored_modules")
     # A list beside the set: gradients are reduced in this order, which must be the same on every rank.
     replicated = list(dict.fromkeys(parameter for module in ignored.values() for parameter in module.parameters()))
@@ -48,7 +47,7 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
         cast_forward_inputs=config.param_dtype != "fp32",
     )
     common = {"mesh": mesh.mesh, "mp_policy": policy, "ignored_params": ignored_params or None}
-    groups = _groups_by_shared_parameters(_outermost_last(modules), ignored_params)
+    groups = module_groups(model, config)
     for group in groups:
         fully_shard(
             group if len(group) > 1 else group[0],
@@ -59,6 +58,14 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
     fully_shard(model, reshard_after_forward=config.reshard_after_forward, **common)
     _set_prefetch([group[0] for group in groups], config)
     return ShardedModel(root=model, replicated=replicated, reshard_after_forward=config.reshard_after_forward)
+
+
+def module_groups(model: nn.Module, config: ParallelConfig) -> list[list[nn.Module]]:
+    """The modules that are sharded as units, inner ones first; modules that share a parameter stand in one group."""
+    modules = find_modules(model, config.fsdp_modules, field="parallel.fsdp_modules")
+    ignored = find_modules(model, config.ignored_modules or (), field="parallel.ignored_modules")
+    ignored_params = {parameter for module in ignored.values() for parameter in module.parameters()}
+    return _groups_by_shared_parameters(_outermost_last(modules), ignored_params)
 
 
 def set_micro_step(model: ShardedModel, *, is_last: bool) -> None:

@@ -87,6 +87,11 @@ def attention_forward(
 def apply_fused_operators(model: PreTrainedModel, config: OptimizationConfig) -> list[str]:
     """Switch on what `config` asks for; returns one line per switch that says what each model part runs on now."""
     lines = [_describe_attention(model, config)]
+    has_experts = type(model)._can_set_experts_implementation()
+    if has_experts:
+        lines.append(f"experts: {model.config._experts_implementation} (moe_grouped_gemm: {config.moe_grouped_gemm})")
+    elif config.moe_grouped_gemm:
+        lines.append(f"no effect from optimization.moe_grouped_gemm: {type(model).__name__} has no experts")
     if config.use_fused_rmsnorm:
         lines.append(_fuse_rms_norms(model))
     if config.use_fused_rotary_pos_emb:

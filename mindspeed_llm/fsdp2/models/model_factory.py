@@ -81,7 +81,7 @@ class ModelFactory:
             initialize_computed_buffers(model)
         else:
             model.to(device)
-        _read_generation_config(config.model, model)
+        model.generation_config = _generation_config(config.model, source_config)
         return BuiltModel(model=model, sharded=sharded, source_config=source_config, source_dtypes=source_dtypes)
 
 
@@ -110,10 +110,21 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
     return model_config
 
 
-def build_on_meta(config: Config, model_config: PretrainedConfig) -> PreTrainedModel:
-    """The model without memory: shapes and names only, fp32."""
+def build_on_meta(config: Config, model_config: PretrainedConfig, *, experts: str | None = None) -> PreTrainedModel:
+    """The model without memory: shapes and names only, fp32.
+
+    `experts` names another implementation of a mixture's experts than the configuration does.
+    """
+    chosen = _implementations(config, model_config)
+    if experts is not None and "experts_implementation" in chosen:
+        chosen["experts_implementation"] = experts
     with torch.device("meta"):
-        return _from_config(config, model_config)
+        return _from_config(config, model_config, chosen)
+
+
+def check_weights(config: ModelConfig, model: PreTrainedModel) -> None:
+    """Read the headers of the weight files and raise UserError where they do not fit `model` (which may be on meta)."""
+    _weight_map(config, model)
 
 
 def _build_on_meta(config: Config, model_config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, torch.dtype]]:
@@ -142,13 +153,13 @@ def _build_on_host(config: Config, model_config: PretrainedConfig) -> tuple[PreT
     return model, {name: tensor.dtype for name, tensor in weights.tensors.items()}
 
 
-def _from_config(config: Config, model_config: PretrainedConfig) -> PreTrainedModel:
+def _from_config(config: Config, model_config: PretrainedConfig, implementations: dict[str, str]) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_config(
             model_config,
             dtype=torch.float32,
             trust_remote_code=config.model.trust_remote_code,
-            **_implementations(config, model_config),
+            **implementations,
         )
     except ValueError as error:
         if "Unrecognized configuration class" not in str(error):
@@ -159,21 +170,23 @@ def _from_config(config: Config, model_config: PretrainedConfig) -> PreTrainedMo
 
 
 def _implementations(config: Config, model_config: PretrainedConfig) -> dict[str, str]:
-    """How attention and the experts of a MoE layer are computed."""
+    """How attention and, in a mixture of experts, the experts are computed."""
     chosen: dict[str, str] = {}
     model_class = AutoModelForCausalLM._model_mapping.get(type(model_config), None)
     if model_class is not None:
         attention = choose_attention(model_config, model_class, use_flash_attn=config.optimization.use_flash_attn)
         if attention is not None:
             chosen["attn_implementation"] = attention
-    chosen["experts_implementation"] = "grouped_mm" if config.optimization.moe_grouped_gemm else "eager"
+    if model_class is not None and model_class._can_set_experts_implementation():
+        chosen["experts_implementation"] = "grouped_mm" if config.optimization.moe_grouped_gemm else "eager"
     return chosen
 
 
-def _read_generation_config(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Take over the sampling defaults that stand beside the weights; `from_config` knows the model's fields only."""
+def _generation_config(config: ModelConfig, source_config: PretrainedConfig) -> GenerationConfig:
+    """The sampling defaults that stand beside the weights, or those that follow from the model's configuration."""
     if (Path(config.model_name_or_path) / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(config.model_name_or_path)
+        return GenerationConfig.from_pretrained(config.model_name_or_path)
+    return GenerationConfig.from_model_config(source_config)
 
 
 def _weight_map(config: ModelConfig, model: PreTrainedModel) -> ModelWeights:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
@@ -20,7 +20,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source,
-            use_fast=config.use_fast_tokenizer,
             split_special_tokens=config.split_special_tokens,
             trust_remote_code=config.trust_remote_code,
             cache_dir=config.cache_dir,
@@ -42,6 +41,20 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Refuse a tokenizer that can produce ids for which `model` has no embedding row.
+
+    Raises:
+        UserError: with both sizes.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"model.tokenizer_name_or_path: the tokenizer has {len(tokenizer)} tokens, but the model has {rows} "
+            "embedding rows; use the tokenizer that belongs to the model, or add fewer tokens"
+        )
 
 
 def _split(names: str) -> list[str]:
