@@ -32,6 +32,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _PICKLE_SUFFIXES = (".bin", ".pt")
+# (usual name, pattern of other names), in the order in which they are looked for.
+_LAYOUTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "*.bin"), (None, "*.pt"))
 
 
 class LazyTensor(Protocol):
@@ -159,7 +161,7 @@ def open_weights(folder: Path) -> dict[str, LazyTensor]:
     """All tensors of a Hugging Face model directory by name; reads headers only.
 
     Looked for in this order: model.safetensors.index.json, model.safetensors, any *.safetensors,
-    pytorch_model.bin.index.json, any *.bin, any *.pt.
+    pytorch_model.bin.index.json, pytorch_model.bin, any *.bin, any *.pt.
 
     Raises:
         UserError: no weights, a shard that the index names is missing, a damaged file, one name in two files.
@@ -183,21 +185,20 @@ def _open_file(path: Path) -> dict[str, LazyTensor]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds for damaged or unsafe files; all mean the same here
         raise UserError(f"{path}: cannot be loaded as plain tensors ({type(error).__name__}: {error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}; expected tensors by name")
     return {name: MappedTensor(tensor) for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        index = folder / index_name
-        single = folder / "model.safetensors"
-        if index.is_file():
+    for single, pattern in _LAYOUTS:
+        index = folder / f"{single}.index.json"
+        if single and index.is_file():
             return _indexed_files(index)
-        if index_name.startswith("model") and single.is_file():
-            return [single]
-        if index_name.startswith("model") and (found := sorted(folder.glob("*.safetensors"))):
-            return found
-    for suffix in _PICKLE_SUFFIXES:
-        if found := sorted(folder.glob(f"*{suffix}")):
+        # Alone where it exists: training_args.bin and the like may lie beside it.
+        if single and (folder / single).is_file():
+            return [folder / single]
+        if found := sorted(folder.glob(pattern)):
             return found
     raise UserError(
         f"model.model_name_or_path: {folder} has no weights; expected model.safetensors(.index.json), *.safetensors, "
@@ -207,7 +208,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{index}: not a weight index ({error!r}); expected an object with weight_map") from error
     missing = [name for name in names if not (index.parent / name).is_file()]
