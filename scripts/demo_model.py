@@ -50,13 +50,17 @@ def load_gguf(gguf: Path, dtype: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # The weights are plain tensors now. The marks of the quantized source would make save_pretrained refuse or
     # write a config that asks for a quantizer again.
     model.hf_quantizer = None
     model.is_quantized = False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
+    # Parameters only: `model.to(dtype)` would round the rotary frequencies too, which every loader keeps in fp32.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    model.config.dtype = dtype
     return model.eval(), tokenizer
 
 

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Environment of FSDP2 runs; the scripts of this folder source it. A value that is already set is kept.
 # Settings of other hardware than the machine has are ignored there.
 
