@@ -1,0 +1,166 @@
+"""Writing a Hugging Face directory: shards by hand, permissions, and what is left when something fails.
+
+That exported weights equal the loaded ones is shown on ranks in tests/distributed/test_export.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from mindspeed_llm.fsdp2.checkpoint import hf_export
+from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model, plan_shards
+from tests.support.tokenizers import byte_tokenizer
+from tests.support.toys import build_toy
+
+
+@pytest.mark.parametrize(
+    ("sizes", "limit", "files"),
+    [
+        ([3, 4, 3], 10, [[0, 1, 2]]),
+        ([3, 4, 4], 10, [[0, 1], [2]]),
+        ([3, 12, 4], 10, [[0], [1], [2]]),
+        ([12, 1, 9, 1], 10, [[0], [1, 2], [3]]),
+        ([10, 10], 10, [[0], [1]]),
+        ([1] * 5, 2, [[0, 1], [2, 3], [4]]),
+        ([0, 5, 0], 5, [[0, 1, 2]]),
+    ],
+)
+def test_tensors_fill_files_in_order(sizes: list[int], limit: int, files: list[list[int]]) -> None:
+    plan = plan_shards({f"t{i}": size for i, size in enumerate(sizes)}, limit)
+    names = [[f"t{i}" for i in file] for file in files]
+    n = len(files)
+    if n == 1:
+        assert plan.files == [("model.safetensors", names[0])]
+    else:
+        assert plan.files == [(f"model-{i + 1:05d}-of-{n:05d}.safetensors", members) for i, members in enumerate(names)]
+    assert plan.total_size == sum(sizes)
+
+
+def export(model: PreTrainedModel, folder: Path, **options: Any) -> None:
+    arguments = {"config": model.config, "dtype_of": lambda name: torch.float32, "shard_size": 10**9, "is_writer": True}
+    export_model(model, folder, **{**arguments, **options})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files under a folder, hidden ones included."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """Puts the process's file mode mask back after the test."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_weight_files_get_the_permissions_of_other_files(tmp_path: Path, mask: int, mode: int) -> None:
+    os.umask(mask)
+    export(build_toy("llama_uneven"), tmp_path, shard_size=2000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == mode, path.name
+    assert os.umask(mask) == mask  # reading the mask did not change it
+
+
+def test_shards_hold_what_the_plan_says_and_no_more(tmp_path: Path) -> None:
+    model = build_toy("qwen3_moe")
+    export(model, tmp_path, shard_size=50_000, dtype_of=lambda name: torch.bfloat16)
+    for path in tmp_path.glob("*.safetensors"):
+        tensors = load_file(path)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        assert size <= 50_000 or len(tensors) == 1
+        # Parts of one big tensor must not drag the whole of it into the file.
+        assert path.stat().st_size < size + 20_000
+
+
+def test_a_rank_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
+    export(build_toy("llama_uneven"), tmp_path / "out", is_writer=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_callers_config_is_not_changed(tmp_path: Path) -> None:
+    model = build_toy("llama_uneven")
+    config = build_toy("llama_uneven").config
+    before = config.to_dict()
+    export(model, tmp_path, config=config, dtype_of=lambda name: torch.bfloat16)
+    assert config.to_dict() == before
+
+
+def fail(*args: object, **options: object) -> None:
+    raise OSError("no space left")
+
+
+@pytest.mark.parametrize("where", ["tokenizer", "weights", "config", "gather"])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_failure_leaves_the_earlier_export_and_no_staging_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, earlier: bool
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("{}\n")
+    if earlier:
+        export(
+            build_toy("llama_uneven", seed=1), folder, shard_size=2000, save_tokenizer=byte_tokenizer().save_pretrained
+        )
+    before = content(folder)
+    options: dict[str, Any] = {"save_tokenizer": byte_tokenizer().save_pretrained}
+    model = build_toy("llama_uneven", seed=2)
+    if where == "tokenizer":
+        options["save_tokenizer"] = fail
+    elif where == "weights":
+        monkeypatch.setattr(hf_export, "save_file", fail)
+    elif where == "config":
+        monkeypatch.setattr(type(model.config), "save_pretrained", fail)
+    else:
+        monkeypatch.setattr(hf_export._ShardWriter, "add", fail)
+    with pytest.raises(OSError, match="no space left"):
+        export(model, folder, **options)
+    assert content(folder) == before
+    assert not (folder / ".hf_export").exists()
+
+
+def test_a_staging_folder_of_a_killed_run_is_cleared(tmp_path: Path) -> None:
+    stale = tmp_path / ".hf_export"
+    stale.mkdir()
+    (stale / "model-00001-of-00009.safetensors").write_bytes(b"half")
+    export(build_toy("llama_uneven"), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+
+
+def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"old")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    export(build_toy("llama_uneven"), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+    assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
+
+
+def test_the_index_is_published_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that finds the index finds every file that it names."""
+    order: list[str] = []
+    replace = os.replace
+
+    def watched(source: Path, target: Path) -> None:
+        order.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(hf_export.os, "replace", watched)
+    export(build_toy("llama_uneven"), tmp_path, shard_size=2000)
+    assert order[-1] == "model.safetensors.index.json" and len(order) == len(list(tmp_path.iterdir()))
