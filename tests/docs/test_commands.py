@@ -60,8 +60,8 @@ def training_arguments(command: Command) -> list[str] | None:
 
 
 def ranks(command: Command) -> int:
-    """The number of ranks that torchrun starts on all nodes; 1 without torchrun."""
-    count = 1
+    """The number of ranks that torchrun starts on all nodes; without torchrun WORLD_SIZE, or 1."""
+    count = int(dict(variable.split("=", 1) for variable in command.environment).get("WORLD_SIZE", "1"))
     for option in ("--nproc_per_node", "--nnodes"):
         if option in command.words:
             count *= int(command.words[command.words.index(option) + 1])
