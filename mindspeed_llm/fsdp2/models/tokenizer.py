@@ -16,6 +16,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     Raises:
         UserError: no tokenizer can be read there, or it has no end-of-text token.
     """
+    field = "tokenizer_name_or_path" if config.tokenizer_name_or_path else "model_name_or_path"
     source = config.tokenizer_name_or_path or config.model_name_or_path
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -27,7 +28,6 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             token=config.hf_hub_token,
         )
     except Exception as error:  # the library raises many kinds for one cause: there is no readable tokenizer
-        field = "tokenizer_name_or_path" if config.tokenizer_name_or_path else "model_name_or_path"
         raise UserError(
             f"model.{field}: no tokenizer could be read from {source} ({type(error).__name__}: {error}); expected "
             "tokenizer.json or tokenizer.model with tokenizer_config.json"
@@ -37,7 +37,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if config.add_special_tokens:
         tokenizer.add_special_tokens({"additional_special_tokens": _split(config.add_special_tokens)})
     if tokenizer.eos_token is None:
-        raise UserError(f"model.model_name_or_path: the tokenizer of {source} has no eos_token; set it in its config")
+        raise UserError(f"model.{field}: the tokenizer of {source} has no eos_token; set it in its config")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
