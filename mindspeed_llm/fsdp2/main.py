@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_llm.fsdp2.config import Config, check_config, dump_yaml, parse_command_line, resolved_dict
+
+if TYPE_CHECKING:
+    from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
+    from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
+    from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
 
 
 def main(argv: list[str]) -> int:
@@ -48,6 +54,7 @@ def _train(config: Config) -> None:
     import torch.distributed as dist
 
     from mindspeed_llm.fsdp2.data.data_factory import DataFactory
+    from mindspeed_llm.fsdp2.data.order import DataPosition
     from mindspeed_llm.fsdp2.distributed.mesh import build_mesh
     from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
     from mindspeed_llm.fsdp2.models.tokenizer import check_vocabulary, load_tokenizer
@@ -55,7 +62,7 @@ def _train(config: Config) -> None:
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
     from mindspeed_llm.platform import distributed
-    from mindspeed_llm.platform.random import seed_everything
+    from mindspeed_llm.platform.random import seed_everything, set_rng_state
 
     logger = get_logger(__name__)
     training = config.training
@@ -79,18 +86,81 @@ def _train(config: Config) -> None:
     # Tokenizer and data come first: their mistakes are found before weights are read.
     tokenizer = load_tokenizer(config.model)
     micro_batches = training.per_device_train_batch_size * training.gradient_accumulation_steps
+    saves = training.save_steps > 0 or training.save_epochs > 0
+    wanted = training.resume_from_checkpoint
+    checkpoints = _open_checkpoints(config, mesh) if saves or wanted else None
+    chosen = checkpoints.choose(wanted) if checkpoints and wanted else None
+    if wanted == "latest" and chosen is None:
+        logger.info("No checkpoint in %s yet: training starts at step 0", training.output_dir)
+    # A checkpoint of the model alone gives the weights to start from, and nothing to go on with.
+    progress = chosen[1].progress if chosen and chosen[1].has_optimizer else None
+    start = None
+    if progress is not None:
+        start = DataPosition(step=progress["step"], samples=progress["samples"], layouts=tuple(progress["layouts"]))
     data = DataFactory(config, tokenizer).build(
-        rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size
+        rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size, start=start
     )
     quiet_libraries(is_first_rank=distributed.is_rank_zero())
-    built = ModelFactory.create(config, mesh=mesh, device=device)
+    built = ModelFactory.create(config, mesh=mesh, device=device, from_checkpoint=chosen is not None)
     check_vocabulary(tokenizer, built.model)
     # From here on every rank draws its own dropout masks; weights and data order are fixed already.
-    seed_everything(training.seed + distributed.rank(), deterministic=training.deterministic)
-    Trainer(config, built=built, tokenizer=tokenizer, data=data, mesh=mesh, device=device).train()
+    begun = progress["step"] if progress else 0
+    seed_everything(training.seed + distributed.rank() + begun, deterministic=training.deterministic)
+    trainer = Trainer(
+        config,
+        built=built,
+        tokenizer=tokenizer,
+        data=data,
+        mesh=mesh,
+        device=device,
+        checkpoints=checkpoints if saves else None,
+    )
+    if checkpoints and chosen:
+        folder, manifest = chosen
+        rank_state = checkpoints.load(folder, manifest, model=built.model, optimizer=trainer.optimizer)
+        if progress is not None:
+            trainer.resume(progress)
+        if rank_state is not None:
+            set_rng_state(rank_state["rng"])
+        logger.info(_resume_line(folder, manifest, mesh.size))
+    trainer.train()
     if created:
         # Only on success: after an error the group's store still serves to agree on the one rank that reports it.
         distributed.destroy_process_group()
+
+
+def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
+    from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager, RunFacts
+    from mindspeed_llm.observability.versions import versions
+    from mindspeed_llm.platform.device import device_name
+
+    training = config.training
+    return CheckpointManager(
+        Path(training.output_dir),
+        facts=RunFacts(
+            topology={
+                "ranks": mesh.size,
+                "replicas": mesh.replicas,
+                "shards": mesh.shards,
+                "micro_batch_size": training.per_device_train_batch_size,
+                "accumulation": training.gradient_accumulation_steps,
+            },
+            versions=versions(device_name=device_name()),
+            config=resolved_dict(config),
+        ),
+        total_limit=training.save_total_limit,
+        only_model=training.save_only_model,
+        asynchronous=training.save_async,
+    )
+
+
+def _resume_line(folder: Path, manifest: Manifest, ranks: int) -> str:
+    if not manifest.has_optimizer:
+        return f"Weights from {folder}, which holds the model only: training starts at step 0"
+    line = f"Resumed from {folder} after step {manifest.step}"
+    if manifest.topology["ranks"] != ranks:
+        line += f" on {ranks} ranks instead of {manifest.topology['ranks']} (dropout draws new numbers)"
+    return line
 
 
 def quiet_libraries(*, is_first_rank: bool) -> None:

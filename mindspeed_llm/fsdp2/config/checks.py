@@ -186,9 +186,6 @@ def _notices(config: Config) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for key, spec in all_fields().items():
         value = value_of(config, key)
-        row = NOT_AVAILABLE.get(key)
-        if row is not None and row.notice and value:
-            by_reason.setdefault(row.notice, []).append(f"{key} = {shown(value)}")
         reason = _no_effect(config, spec) if value != spec.default else None
         if reason:
             by_reason.setdefault(reason, []).append(key if key in SECRETS else f"{key} = {shown(value)}")

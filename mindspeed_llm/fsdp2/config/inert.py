@@ -17,7 +17,6 @@ INERT: dict[str, str] = {
     "data.eval_num_beams": "evaluation measures the loss and generates nothing",
     "data.create_attention_mask_in_dataloader": "attention builds the causal mask itself",
     "training.calculate_per_token_loss": "every token of the global batch weighs the same in any case",
-    "training.save_total_limit": "checkpoints are not written yet",
     "inference.max_new_tokens": _TRAINING,
     "inference.do_sample": _TRAINING,
 }

@@ -10,23 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class NotAvailable:
-    """Why a field cannot be set. The default is always accepted, and so are `accepted` values; `refused` narrows the
-    refusal to the values for which it is true. `notice` is said once per run when an accepted value asks for
-    something that will not happen."""
+    """Why a field cannot be set. The default is always accepted; `refused` narrows the refusal to the values for which
+    it is true."""
 
     reason: str
-    accepted: tuple[Any, ...] = ()
     refused: Callable[[Any], bool] | None = None
-    notice: str | None = None
 
     def refuses(self, value: Any, default: Any) -> bool:
         """Whether `value` is refused."""
-        if value == default or value in self.accepted:
+        if value == default:
             return False
         return self.refused is None or self.refused(value)
 
 
-_CHECKPOINTS = "checkpoints are not written yet; the trained model is exported at the end (training.save_hf_weights)"
 _DSA = "there is no model with sparse attention (DSA) yet"
 _GDN = "the gated delta net runs as transformers computes it"
 _VOCABULARY = "embeddings keep their size; added tokens must fit into the rows that the model has"
@@ -55,11 +51,6 @@ NOT_AVAILABLE: dict[str, NotAvailable] = {
     ),
     "training.indexer_loss_coeff": NotAvailable(reason=_DSA),
     "training.mtp_loss_scaling_factor": NotAvailable(reason="there is no model with multi-token prediction yet"),
-    "training.save_steps": NotAvailable(reason=_CHECKPOINTS, accepted=(0,), notice=_CHECKPOINTS),
-    "training.save_epochs": NotAvailable(reason=_CHECKPOINTS, accepted=(0,), notice=_CHECKPOINTS),
-    "training.resume_from_checkpoint": NotAvailable(reason=_CHECKPOINTS),
-    "training.save_only_model": NotAvailable(reason=_CHECKPOINTS),
-    "training.save_async": NotAvailable(reason=_CHECKPOINTS),
     "optimization.use_sparse_flash_attn": NotAvailable(reason=_DSA),
     "optimization.use_fused_lightning_indexer": NotAvailable(reason=_DSA),
     "optimization.use_fused_lightning_indexer_loss": NotAvailable(reason=_DSA),

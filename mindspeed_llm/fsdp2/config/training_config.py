@@ -77,13 +77,15 @@ class TrainingConfig:
     """Weight of the load balancing loss of mixture-of-experts models. 0: none."""
 
     save_steps: NonNegativeInt = 500
-    """Write a checkpoint every so many steps. 0: none."""
+    """Write a checkpoint every so many steps. 0: none. With this or `save_epochs`, one is also written at the end of
+    training and when the run is told to end (SIGTERM)."""
 
     save_total_limit: int | None = 3
     """Checkpoints to keep; older ones are removed. null or 0: all."""
 
     resume_from_checkpoint: str | None = None
-    """Checkpoint to continue from."""
+    """Checkpoint directory to continue from, or `latest`: the newest one of `output_dir` that is whole (a fresh start
+    where there is none). The number of ranks and the sharding may differ from before."""
 
     logging_steps: PositiveInt = 1
     """Write a log line and a line of metrics.jsonl every so many steps."""
@@ -129,6 +131,13 @@ class TrainingConfig:
 
     save_epochs: NonNegativeInt = 1
     """Write a checkpoint every so many epochs. 0: none."""
+
+    save_error: Literal["stop", "continue"] = "stop"
+    """What happens when a checkpoint cannot be written: end the run, or report it and train on. Older checkpoints
+    stay as they are in both cases."""
+
+    save_hf_at_checkpoints: bool = False
+    """Also export the model in Hugging Face format at every checkpoint, to `output_dir/hf/global_step_N`."""
 
     save_hf_weights: bool = True
     """Export the trained model in Hugging Face format to `output_dir` at the end."""

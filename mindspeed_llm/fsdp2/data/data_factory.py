@@ -9,7 +9,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.lf_manager import LFDataManager
 from mindspeed_llm.fsdp2.data.mg_manager import MegatronDataManager
-from mindspeed_llm.fsdp2.data.order import BatchSplit
+from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, TrainSource
 from mindspeed_llm.platform.device import supports_pin_memory
 
@@ -39,11 +39,13 @@ class DataFactory:
     def __init__(self, config: Config, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
 
-    def build(self, *, rank: int, world_size: int, global_batch_size: int) -> DataBundle:
+    def build(
+        self, *, rank: int, world_size: int, global_batch_size: int, start: DataPosition | None = None
+    ) -> DataBundle:
         """Build the sources of one data-parallel rank; every rank must call this (one prepares, the others wait).
 
         `rank` and `world_size` count data-parallel ranks, `global_batch_size` the samples of one optimizer step over
-        all of them. Raises UserError for whatever is wrong with the data.
+        all of them; `start` is where a resumed run stood. Raises UserError for whatever is wrong with the data.
         """
         training = self._config.training
         split = BatchSplit(
@@ -64,7 +66,7 @@ class DataFactory:
             persistent_workers=training.dataloader_persistent_workers,
         )
         manager = self._manager()
-        train, evaluation = manager.build(split, loader)
+        train, evaluation = manager.build(split, loader, start or DataPosition())
         _LOG.info("training samples per epoch: %d", train.num_samples)
         if isinstance(evaluation, EvalSource):
             _LOG.info("evaluation samples: %d", evaluation.num_samples)

@@ -13,7 +13,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored, tokenizer_identity
 from mindspeed_llm.fsdp2.data.lf_samples import PackedSamples, StoredSamples
-from mindspeed_llm.fsdp2.data.order import BatchSplit, EpochOrder
+from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, EpochOrder
 from mindspeed_llm.fsdp2.data.renderers import chosen_template, make_renderer
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource, SampleSet, TrainSource
@@ -45,11 +45,11 @@ class LFDataManager:
         self._packs = self._data.packing or self._data.neat_packing
 
     def build(
-        self, split: BatchSplit, loader: LoaderOptions
+        self, split: BatchSplit, loader: LoaderOptions, start: DataPosition | None = None
     ) -> tuple[TrainSource, EvalSource | dict[str, EvalSource] | None]:
         """Build the training source, and the evaluation source or sources if there is evaluation data."""
         if self._data.streaming:
-            return self._build_stream(split, loader)
+            return self._build_stream(split, loader, start)
         train, held_out = self._sample_sets()
         rows = self._packed(train) if self._packs else train
         source = MapTrainSource(
@@ -61,6 +61,7 @@ class LFDataManager:
             max_steps=self._training.max_steps,
             drop_last=self._training.dataloader_drop_last,
             loader=loader,
+            start=start,
         )
         return source, self._eval_sources(held_out, split)
 
@@ -221,7 +222,7 @@ class LFDataManager:
         )
 
     def _build_stream(
-        self, split: BatchSplit, loader: LoaderOptions
+        self, split: BatchSplit, loader: LoaderOptions, start: DataPosition | None = None
     ) -> tuple[TrainSource, EvalSource | dict[str, EvalSource] | None]:
         data = self._data
         if self._packs:
@@ -243,6 +244,7 @@ class LFDataManager:
             self._collator(packed=False),
             max_steps=self._training.max_steps,
             loader=loader,
+            start=start,
         )
         held_out: EvalSets = {}
         if data.eval_dataset is not None:

@@ -19,7 +19,7 @@ from mindspeed_llm.fsdp2.data.cache import (
     tokenizer_identity,
 )
 from mindspeed_llm.fsdp2.data.mg_samples import Blend, Chain, NextTokenSamples, TokenRows
-from mindspeed_llm.fsdp2.data.order import BatchSplit, IndexOrder
+from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
@@ -58,12 +58,17 @@ class MegatronDataManager:
                 raise UserError("data.reset_attention_mask is true, but the tokenizer has no eos token")
             self._eod_id = tokenizer.eos_token_id
 
-    def build(self, split: BatchSplit, loader: LoaderOptions) -> tuple[MapTrainSource, EvalSource | None]:
+    def build(
+        self, split: BatchSplit, loader: LoaderOptions, start: DataPosition | None = None
+    ) -> tuple[MapTrainSource, EvalSource | None]:
         """Build the training source, and the evaluation source if there is evaluation data."""
         data, training = self._config.data, self._config.training
         readers, weights = self._readers(resolve_inputs(data.dataset, data.dataset_dir))
         parts = [split_documents(self._num_documents(reader), data.split) for reader in readers]
-        train, per_epoch = self._train_rows(readers, [part[0] for part in parts], weights, split.global_batch_size)
+        start = start or DataPosition()
+        train, per_epoch, layouts = self._train_rows(
+            readers, [part[0] for part in parts], weights, split.global_batch_size, start
+        )
         source = MapTrainSource(
             NextTokenSamples(train, eod_id=self._eod_id),
             IndexOrder(per_epoch),
@@ -73,6 +78,8 @@ class MegatronDataManager:
             max_steps=training.max_steps,
             drop_last=training.dataloader_drop_last,
             loader=loader,
+            start=start,
+            layouts=layouts,
         )
         if data.eval_dataset is not None:
             readers, _ = self._readers(resolve_inputs(data.eval_dataset, data.dataset_dir))
@@ -146,15 +153,20 @@ class MegatronDataManager:
         documents: Sequence[np.ndarray],
         weights: list[float] | None,
         global_batch_size: int,
-    ) -> tuple[TokenRows, int]:
-        """The training rows in order, and the number of rows of one epoch."""
+        start: DataPosition,
+    ) -> tuple[TokenRows, int, tuple[int, ...]]:
+        """The training rows in order, the number of rows of one epoch, and the lengths of the layouts they come from.
+
+        The order of a layout depends on its length. A resumed run therefore takes the lengths that it was begun with;
+        what it needs beyond them comes from a further layout behind them, with a seed of its own.
+        """
         training = self._config.training
         tokens = [
             int(reader.lengths[part].sum(dtype=np.int64)) for reader, part in zip(readers, documents, strict=True)
         ]
         per_epoch = sum(samples_per_epoch(count, self._length) for count in tokens)
         if training.max_steps > 0:
-            wanted = training.max_steps * global_batch_size
+            wanted = start.samples + (training.max_steps - start.step) * global_batch_size
         else:
             wanted = math.floor(per_epoch * training.num_train_epochs + 1e-6)
         if wanted < 1 or not sum(tokens):
@@ -164,8 +176,28 @@ class MegatronDataManager:
                 "training.max_steps, which repeats the text"
             )
         _LOG.info("pretraining data: %d tokens, %d samples of %d per epoch", sum(tokens), per_epoch, self._length)
+        layouts = start.layouts
+        if wanted > sum(layouts):
+            layouts = (*layouts, wanted - sum(layouts))
+        seed = training.seed
+        rows = [
+            self._layout(readers, documents, weights, tokens, size, seed + number)
+            for number, size in enumerate(layouts)
+        ]
+        return rows[0] if len(rows) == 1 else Chain(rows), per_epoch, layouts
+
+    def _layout(
+        self,
+        readers: Sequence[IndexedReader],
+        documents: Sequence[np.ndarray],
+        weights: list[float] | None,
+        tokens: Sequence[int],
+        wanted: int,
+        seed: int,
+    ) -> TokenRows:
+        """`wanted` rows of one or several data sets, shuffled over as many epochs as that takes."""
         if len(readers) == 1:
-            return self._indexed_rows(readers[0], documents[0], wanted), per_epoch
+            return self._indexed_rows(readers[0], documents[0], wanted, seed)
         shares = [float(count) for count in tokens] if weights is None else weights
         for reader, count, share in zip(readers, tokens, shares, strict=True):
             if share and not count:
@@ -176,22 +208,24 @@ class MegatronDataManager:
         for number, (reader, part) in enumerate(zip(readers, documents, strict=True)):
             share = math.ceil(wanted * shares[number] / sum(shares))
             requested = max(math.ceil(share * (1 + _BLEND_SURPLUS)), int(counts[number]))
-            parts.append(self._indexed_rows(reader, part, requested) if requested else [])
-        return Blend(parts, which, sample), per_epoch
+            parts.append(self._indexed_rows(reader, part, requested, seed) if requested else [])
+        return Blend(parts, which, sample)
 
-    def _indexed_rows(self, reader: IndexedReader, documents: np.ndarray, num_samples: int) -> PretrainSamples:
+    def _indexed_rows(
+        self, reader: IndexedReader, documents: np.ndarray, num_samples: int, seed: int
+    ) -> PretrainSamples:
         key = cache_key(
             index=file_identity(idx_file(reader.prefix)),
             documents=[len(documents), int(documents[0]), int(documents[-1])],
             num_samples=num_samples,
             sequence_length=self._length,
-            seed=self._config.training.seed,
+            seed=seed,
         )
         base = self._cache_dir / f"{reader.prefix.name}_{key}"
         files = [Path(f"{base}_{name}_index.npy") for name in ("document", "sample", "shuffle")]
 
         def build() -> None:
-            index = SampleIndex.build(reader.lengths, documents, num_samples, self._length, self._config.training.seed)
+            index = SampleIndex.build(reader.lengths, documents, num_samples, self._length, seed)
             self._cache_dir.mkdir(parents=True, exist_ok=True)
             for file, array in zip(files, (index.documents, index.starts, index.shuffle), strict=True):
                 temporary = temporary_name(file)

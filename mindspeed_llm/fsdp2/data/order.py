@@ -1,8 +1,9 @@
 """Which sample comes at which position of training, by arithmetic alone.
 
-Positions count samples over the whole run; epochs follow each other without a gap. Global batch k holds the positions
-[k * G, (k + 1) * G); micro step m, rank r, row j takes position k * G + (m * ranks + r) * rows + j. So a global batch
-is the same however it is split over ranks, micro batches and accumulation.
+Positions count samples over the whole run; epochs follow each other without a gap. A global batch of G samples that
+begins at position p holds [p, p + G); micro step m, rank r, row j takes position p + (m * ranks + r) * rows + j. So a
+global batch is the same however it is split over ranks, micro batches and accumulation, and a run that goes on with
+another G goes on at the next position.
 """
 
 from collections.abc import Iterator
@@ -46,6 +47,19 @@ def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     return random.permutation(size)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DataPosition:
+    """Where the data of a run stands: optimizer steps done, samples taken, and the layouts of manager `mg`.
+
+    `layouts` are the lengths of the sample index's parts, so that a resumed run lays the samples out as the first one
+    did.
+    """
+
+    step: int = 0
+    samples: int = 0
+    layouts: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
 class BatchSplit:
     """How a global batch is split: `rank` of `num_ranks`, `micro_batch_size` rows, `accumulation` micro steps."""
@@ -59,13 +73,15 @@ class BatchSplit:
     def global_batch_size(self) -> int:
         return self.num_ranks * self.micro_batch_size * self.accumulation
 
-    def row_positions(self, step: int, micro_step: int) -> range:
-        """Positions of this rank's rows in a micro step of global batch `step`."""
-        first = step * self.global_batch_size + (micro_step * self.num_ranks + self.rank) * self.micro_batch_size
+    def row_positions(self, start: int, micro_step: int) -> range:
+        """Positions of this rank's rows in a micro step of the global batch that begins at position `start`."""
+        first = start + (micro_step * self.num_ranks + self.rank) * self.micro_batch_size
         return range(first, first + self.micro_batch_size)
 
-    def rows(self, order: EpochOrder | IndexOrder, step: int, num_positions: int) -> Iterator[list[int]]:
-        """Yield this rank's sample indices, one list per micro step; positions from `num_positions` on are fillers."""
+    def rows(self, order: EpochOrder | IndexOrder, start: int, num_positions: int) -> Iterator[list[int]]:
+        """Yield this rank's sample indices in the global batch that begins at position `start`, one list per micro
+        step; positions from `num_positions` on are fillers.
+        """
         for micro_step in range(self.accumulation):
-            positions = self.row_positions(step, micro_step)
+            positions = self.row_positions(start, micro_step)
             yield [order[position] if position < num_positions else FILLER for position in positions]

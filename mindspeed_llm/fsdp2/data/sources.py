@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.data.order import FILLER, BatchSplit, EpochOrder, IndexOrder
+from mindspeed_llm.fsdp2.data.order import FILLER, BatchSplit, DataPosition, EpochOrder, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator, Sample
 
 Batch = dict[str, Any]
@@ -25,10 +25,13 @@ class SampleSet(Protocol):
 
 
 class TrainSource(Protocol):
-    """What the trainer needs of training data. `num_samples` and `steps_per_epoch` are of one epoch."""
+    """What the trainer needs of training data. `num_samples` and `steps_per_epoch` are of one epoch; `layouts` is for
+    `DataPosition`.
+    """
 
     num_samples: int
     steps_per_epoch: int
+    layouts: tuple[int, ...]
 
     def total_steps(self, num_train_epochs: float, max_steps: int) -> int: ...
 
@@ -85,14 +88,19 @@ class MapTrainSource:
         max_steps: int,
         drop_last: bool = False,
         loader: LoaderOptions | None = None,
+        start: DataPosition | None = None,
+        layouts: tuple[int, ...] = (),
     ) -> None:
         self._samples, self._order, self._split, self._collator = samples, order, split, collator
         self._drop_last, self._loader = drop_last, loader or LoaderOptions()
+        self._start = start or DataPosition()
+        self.layouts = layouts
         self.num_samples = order.num_samples
         self.steps_per_epoch = max(1, self._steps(self.num_samples))
         self._num_steps = self.total_steps(num_train_epochs, max_steps)
         if max_steps > 0:
-            self._num_positions = self._num_steps * split.global_batch_size
+            steps_left = self._num_steps - self._start.step
+            self._num_positions = self._start.samples + steps_left * split.global_batch_size
         else:
             self._num_positions = _num_positions(self.num_samples, num_train_epochs)
 
@@ -104,7 +112,8 @@ class MapTrainSource:
         """Number of optimizer steps."""
         if max_steps > 0:
             return max_steps
-        steps = self._steps(_num_positions(self.num_samples, num_train_epochs))
+        left = max(_num_positions(self.num_samples, num_train_epochs) - self._start.samples, 0)
+        steps = self._start.step + self._steps(left)
         if steps < 1:
             raise UserError(
                 f"{self.num_samples} samples for training.num_train_epochs {num_train_epochs:g} make no step of global "
@@ -115,11 +124,15 @@ class MapTrainSource:
         return steps
 
     def micro_batches(self, start_step: int = 0) -> Iterator[list[Batch]]:
-        """Yield, for each optimizer step from `start_step` on, the micro batches of this rank."""
+        """Yield, for each optimizer step from `start_step` on, the micro batches of this rank.
+
+        Steps before the one that the source was made to start at have another global batch and cannot be had.
+        """
+        offset = self._start.samples - self._start.step * self._split.global_batch_size
         rows = (
             row
-            for step in range(start_step, self._num_steps)
-            for row in self._split.rows(self._order, step, self._num_positions)
+            for step in range(max(start_step, self._start.step), self._num_steps)
+            for row in self._split.rows(self._order, offset + step * self._split.global_batch_size, self._num_positions)
         )
         loader: DataLoader[Sample | None] = DataLoader(
             _Rows(self._samples), batch_sampler=rows, collate_fn=self._collator, **self._loader.arguments()

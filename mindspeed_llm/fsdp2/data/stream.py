@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.data.order import BatchSplit
+from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition
 from mindspeed_llm.fsdp2.data.sample import Collator, Sample, shifted
 from mindspeed_llm.fsdp2.data.sources import Batch, LoaderOptions
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
@@ -146,9 +146,12 @@ class StreamTrainSource:
         *,
         max_steps: int,
         loader: LoaderOptions | None = None,
+        start: DataPosition | None = None,
     ) -> None:
         self.stream, self._split, self._collator = stream, split, collator
         self._max_steps, self._loader = max_steps, loader or LoaderOptions()
+        self._start = start or DataPosition()
+        self.layouts: tuple[int, ...] = ()
         self.steps_per_epoch = max_steps
         self.num_samples = max_steps * split.global_batch_size
 
@@ -158,7 +161,9 @@ class StreamTrainSource:
 
     def micro_batches(self, start_step: int = 0) -> Iterator[list[Batch]]:
         """Yield, for each optimizer step from `start_step` on, the micro batches of this rank."""
-        rows = _StreamRows(self.stream, self._split, self._collator, start_step, self._max_steps)
+        first = max(start_step, self._start.step)
+        taken = self._start.samples + (first - self._start.step) * self._split.global_batch_size
+        rows = _StreamRows(self.stream, self._split, self._collator, taken, self._max_steps - first)
         arguments = self._loader.arguments()
         if self._loader.num_workers:
             # One process reads ahead; several would have to share the stream out.
@@ -173,15 +178,15 @@ class StreamTrainSource:
 
 
 class _StreamRows(IterableDataset):
-    """The micro batches of one rank, from `start` to `stop` optimizer steps."""
+    """The micro batches of one rank in `steps` optimizer steps, after `taken` samples."""
 
-    def __init__(self, stream: RecordStream, split: BatchSplit, collator: Collator, start: int, stop: int) -> None:
-        self._stream, self._split, self._collator, self._start, self._stop = stream, split, collator, start, stop
+    def __init__(self, stream: RecordStream, split: BatchSplit, collator: Collator, taken: int, steps: int) -> None:
+        self._stream, self._split, self._collator, self._taken, self._steps = stream, split, collator, taken, steps
 
     def __iter__(self) -> Iterator[Batch]:
         size = self._split.global_batch_size
-        samples = itertools.islice(self._stream.samples(), self._start * size, self._stop * size)
-        for _ in range(self._start, self._stop):
+        samples = itertools.islice(self._stream.samples(), self._taken, self._taken + self._steps * size)
+        for _ in range(self._steps):
             batch = list(itertools.islice(samples, size))
             for micro_step in range(self._split.accumulation):
                 yield self._collator([batch[place] for place in self._split.row_positions(0, micro_step)])

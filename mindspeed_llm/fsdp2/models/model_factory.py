@@ -50,11 +50,14 @@ class ModelFactory:
     """`ModelFactory.create(config, mesh=..., device=...)`: a sharded model with its weights loaded."""
 
     @staticmethod
-    def create(config: Config, *, mesh: DataMesh, device: torch.device) -> BuiltModel:
+    def create(config: Config, *, mesh: DataMesh, device: torch.device, from_checkpoint: bool = False) -> BuiltModel:
         """Build, shard and fill the model that the configuration names.
 
         With `init_model_with_meta_device` the model takes no memory until it is sharded, and every rank reads only its
         shards; otherwise every rank builds the whole model in host memory first. Master weights are fp32.
+
+        With `from_checkpoint` the weights are left empty for a checkpoint to fill, whatever the configuration says, so
+        that a resumed run needs no more memory than it needs to train; of the weight files only the headers are read.
 
         Raises:
             UserError: the class does not exist, weights do not fit, a module pattern matches nothing.
@@ -62,7 +65,7 @@ class ModelFactory:
         source_config = load_model_config(config.model)
         model_config = copy.deepcopy(source_config)
         model_config.use_cache = False  # a cache of keys and values is for generation; training would only fill it
-        from_meta = config.model.init_model_with_meta_device
+        from_meta = config.model.init_model_with_meta_device or from_checkpoint
         model, source_dtypes = (
             _build_on_meta(config, model_config) if from_meta else _build_on_host(config, model_config)
         )
@@ -74,9 +77,10 @@ class ModelFactory:
             model.to_empty(device=device)
             model.tie_weights()
             if weights is not None:
-                load_weights(model, weights)
+                if not from_checkpoint:
+                    load_weights(model, weights)
                 source_dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
-            else:
+            elif not from_checkpoint:
                 initialize_weights(model, seed=config.training.seed)
             initialize_computed_buffers(model)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -22,6 +23,14 @@ class LossScaler:
     def factor(self) -> float:
         """What the loss is multiplied by now: 1 where scaling is off."""
         return self.scale if self.enabled else 1.0
+
+    def as_values(self) -> dict[str, float]:
+        """Plain values for a checkpoint; `load_values` reads them."""
+        return {"scale": self.scale, "good_steps": self._good_steps}
+
+    def load_values(self, values: Mapping[str, float]) -> None:
+        """Go on as the scaler that gave `values`."""
+        self.scale, self._good_steps = float(values["scale"]), int(values["good_steps"])
 
     def update(self, *, overflow: bool) -> None:
         """Report whether the gradients of the step that just ended held an inf or NaN."""

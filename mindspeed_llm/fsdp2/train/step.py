@@ -25,7 +25,7 @@ class StepResult:
 
     `nll_sum` and `targets` are over the whole global batch; `aux_loss` is the mean over micro batches and ranks;
     `grad_norm` is before clipping; `updated` is False where the step was skipped (no target in the whole batch, or an
-    fp16 overflow).
+    fp16 overflow). `signals` are the sums over the ranks of what each passed in.
     """
 
     nll_sum: float
@@ -35,6 +35,7 @@ class StepResult:
     aux_loss: float | None
     grad_norm: float
     updated: bool
+    signals: tuple[int, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -60,14 +61,13 @@ class OptimizerStep:
         self._mesh, self._device, self._config, self._scaler = mesh, device, config, scaler
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def run(self, micro_batches: Sequence[Batch], *, learning_rate: float) -> StepResult:
+    def run(self, micro_batches: Sequence[Batch], *, learning_rate: float, signals: Sequence[int] = ()) -> StepResult:
         """Train on this rank's micro batches of one global batch.
 
         The loss of a micro batch is its sum over targets divided by the targets of the whole global batch. FSDP
         averages gradients over the data ranks, hence the factor of their number.
         """
-        counts = self._count(micro_batches)
-        targets, samples, tokens = counts
+        targets, samples, tokens, *signal_sums = self._sum_over_ranks(micro_batches, signals)
         aux_coefficient = self._config.router_aux_loss_coef
         nll_sum = torch.zeros((), dtype=torch.float32, device=self._device)
         aux_sum = torch.zeros((), dtype=torch.float32, device=self._device)
@@ -96,16 +96,17 @@ class OptimizerStep:
             aux_loss=aux / self._mesh.size if aux_coefficient > 0 else None,
             grad_norm=norm,
             updated=updated,
+            signals=tuple(signal_sums),
         )
 
-    def _count(self, micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
-        """(targets, samples, tokens) of the global batch."""
-        mine = torch.zeros(3, dtype=torch.int64)
-        for batch in micro_batches:
-            mine += torch.tensor([int(count_targets(batch["labels"])), batch["num_samples"], batch["num_tokens"]])
+    def _sum_over_ranks(self, micro_batches: Sequence[Batch], signals: Sequence[int]) -> list[int]:
+        """Targets, samples and tokens of the global batch, then the sums of `signals`: one message for all of them."""
+        targets = sum(int(count_targets(batch["labels"])) for batch in micro_batches)
+        samples = sum(batch["num_samples"] for batch in micro_batches)
+        tokens = sum(batch["num_tokens"] for batch in micro_batches)
+        mine = torch.tensor([targets, samples, tokens, *signals], dtype=torch.int64)
         dist.all_reduce(mine)
-        targets, samples, tokens = mine.tolist()
-        return targets, samples, tokens
+        return mine.tolist()
 
     def _update(self, learning_rate: float, *, has_targets: bool) -> tuple[float, bool]:
         group = self._mesh.shard_group if self._mesh.shards > 1 else None

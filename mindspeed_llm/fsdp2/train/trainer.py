@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
+from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.data_factory import DataBundle
 from mindspeed_llm.fsdp2.distributed.fsdp import DTYPES
@@ -24,7 +27,8 @@ from mindspeed_llm.fsdp2.optim.loss_scaler import LossScaler
 from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.optim.schedule import build_schedule
 from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
-from mindspeed_llm.fsdp2.train.forward import check_model_takes
+from mindspeed_llm.fsdp2.train.forward import Batch, check_model_takes
+from mindspeed_llm.fsdp2.train.saving import TERMINATED_EXIT_CODE, Saver, TerminationSignal
 from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.observability.recorder import RunRecorder, StepRecord
@@ -51,6 +55,17 @@ class _Interval:
     steps: int = 0
     aux_losses: list[float] = field(default_factory=list)
 
+    def as_values(self) -> dict[str, Any]:
+        """Plain values for a checkpoint; `from_values` reads them. The time so far stands as a duration."""
+        values = {**vars(self), "aux_losses": list(self.aux_losses), "elapsed": time.monotonic() - self.started}
+        del values["started"]
+        return values
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> _Interval:
+        values = dict(values)
+        return cls(started=time.monotonic() - values.pop("elapsed"), **values)
+
     def add(self, result: StepResult) -> None:
         self.nll_sum += result.nll_sum
         self.targets += result.targets
@@ -76,7 +91,9 @@ class Trainer:
         data: DataBundle,
         mesh: DataMesh,
         device: torch.device,
+        checkpoints: CheckpointManager | None = None,
     ) -> None:
+        """`checkpoints` is None where nothing is saved."""
         training = config.training
         self.config, self.built, self.tokenizer, self.data = config, built, tokenizer, data
         self.mesh, self.device = mesh, device
@@ -98,8 +115,13 @@ class Trainer:
             config=training,
             scaler=self.scaler,
         )
+        self.start_step = 0
         self.consumed_samples = 0
         self.consumed_tokens = 0
+        self._interval: _Interval | None = None
+        self._saver = Saver(
+            training, checkpoints, samples_per_epoch=data.train.num_samples, export=self._export_save_point
+        )
         self._flops_per_token, self._peak = self._throughput_constants()
 
     @property
@@ -108,11 +130,21 @@ class Trainer:
         training = self.config.training
         return training.per_device_train_batch_size * training.gradient_accumulation_steps * self.mesh.size
 
+    def resume(self, progress: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint stands; the tensors have been loaded already."""
+        self.start_step = progress["step"]
+        self.consumed_samples = progress["samples"]
+        self.consumed_tokens = progress["tokens"]
+        self.scaler.load_values(progress["loss_scaler"])
+        self._interval = _Interval.from_values(progress["interval"])
+
     def train(self) -> list[StepResult]:
-        """Run all steps, evaluate, export; returns the result of every step.
+        """Run the steps that are left, evaluate, export; returns the result of every step.
 
         Raises:
             NonFiniteLoss: unless `training.stop_on_nonfinite_loss` is off.
+            CheckpointError: a checkpoint could not be written and `training.save_error` is `stop`.
+            SystemExit: with code 143 after SIGTERM, when a checkpoint has been saved.
         """
         training = self.config.training
         self._banner()
@@ -124,26 +156,57 @@ class Trainer:
             tensorboard=training.tensorboard,
             log_throughput=training.log_throughput,
             log_cpu_memory=training.log_cpu_memory,
+            start_iteration=self.start_step,
         )
         # `with`: the picture and the files are complete also after Ctrl-C or an error.
-        with recorder:
-            if training.eval_on_start:
+        with recorder, TerminationSignal() as termination:
+            if training.eval_on_start and self.start_step == 0:
                 self.evaluate(recorder, iteration=0)
             self.built.model.train()
             with self._profiler() as profiler:
-                interval = _Interval(started=time.monotonic())
-                for iteration, micro_batches in enumerate(self._batches(), start=1):
-                    result = self._step.run(micro_batches, learning_rate=self.schedule.at(iteration - 1))
+                interval = self._interval or _Interval(started=time.monotonic())
+                for iteration, micro_batches in enumerate(self._batches(), start=self.start_step + 1):
+                    samples_before = self.consumed_samples
+                    result = self._step.run(
+                        micro_batches,
+                        learning_rate=self.schedule.at(iteration - 1),
+                        signals=(int(termination.received), int(self._saver.failed)),
+                    )
                     results.append(result)
+                    terminated, save_failed = result.signals
                     self._account(result, interval, iteration)
                     if iteration % training.logging_steps == 0 or iteration == self.total_steps:
                         recorder.train_step(self._record(iteration, result, interval))
                         interval = _Interval(started=time.monotonic())
                     profiler.step()
                     if training.eval_steps and iteration % training.eval_steps == 0 and iteration < self.total_steps:
+                        before = time.monotonic()
                         self.evaluate(recorder, iteration=iteration)
                         recorder.write_plot()
-                        interval.started = time.monotonic()
+                        interval.started += time.monotonic() - before
+                    if save_failed:
+                        self._saver.wait()
+                    is_last = iteration == self.total_steps
+                    if terminated or self._saver.is_due(
+                        step=iteration,
+                        is_last=is_last,
+                        samples_before=samples_before,
+                        samples_after=self.consumed_samples,
+                    ):
+                        before = time.monotonic()
+                        self._saver.save(
+                            iteration,
+                            model=self.built.model,
+                            optimizer=self.optimizer,
+                            progress=self._progress(iteration, interval),
+                        )
+                        recorder.write_plot()
+                        interval.started += time.monotonic() - before
+                    if terminated:
+                        self._saver.wait()
+                        logger.warning("SIGTERM: stopped after step %d of %d", iteration, self.total_steps)
+                        raise SystemExit(TERMINATED_EXIT_CODE)
+            self._saver.wait()
             self.evaluate(recorder, iteration=self.total_steps)
             if training.save_hf_weights:
                 self.export()
@@ -159,10 +222,10 @@ class Trainer:
             results[name] = result
         return results
 
-    def export(self) -> None:
-        """Write the model in Hugging Face format to `training.output_dir` (a collective)."""
+    def export(self, folder: Path | None = None) -> None:
+        """Write the model in Hugging Face format to `folder`, by default `training.output_dir` (a collective)."""
         training = self.config.training
-        folder = Path(training.output_dir)
+        folder = folder or Path(training.output_dir)
         chosen = training.hf_export_dtype
         _let_generation_stop(self.built.model.generation_config, self.tokenizer.eos_token_id)
         export_model(
@@ -177,11 +240,23 @@ class Trainer:
         dist.barrier()
         logger.info("Exported the model in Hugging Face format to %s", folder)
 
-    def _batches(self):
-        for iteration, micro_batches in enumerate(self.data.train.micro_batches(0)):
-            if iteration == self.total_steps:
-                return
-            yield micro_batches
+    def _export_save_point(self, step: int) -> None:
+        self.export(Path(self.config.training.output_dir) / "hf" / f"global_step_{step}")
+
+    def _progress(self, step: int, interval: _Interval) -> dict[str, Any]:
+        """What `resume` needs; the same on every rank."""
+        return {
+            "step": step,
+            "samples": self.consumed_samples,
+            "tokens": self.consumed_tokens,
+            "layouts": list(self.data.train.layouts),
+            "loss_scaler": self.scaler.as_values(),
+            "interval": interval.as_values(),
+        }
+
+    def _batches(self) -> Iterator[list[Batch]]:
+        steps_left = max(self.total_steps - self.start_step, 0)
+        return itertools.islice(self.data.train.micro_batches(self.start_step), steps_left)
 
     def _eval_sets(self) -> Mapping[str | None, object]:
         sets = self.data.eval

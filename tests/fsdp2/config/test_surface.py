@@ -51,7 +51,6 @@ def test_fields_without_effect_are_frozen() -> None:
         "model.om_hub_token",
         "model.use_fast_tokenizer",
         "training.calculate_per_token_loss",
-        "training.save_total_limit",
     ]
 
 
@@ -85,11 +84,6 @@ def test_refused_fields_are_frozen() -> None:
         "training.indexer_loss_coeff",
         "training.mtp_loss_scaling_factor",
         "training.optimizer",
-        "training.resume_from_checkpoint",
-        "training.save_async",
-        "training.save_epochs",
-        "training.save_only_model",
-        "training.save_steps",
     ]
 
 

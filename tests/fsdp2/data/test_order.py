@@ -51,7 +51,7 @@ def _steps(source, start=0):
 def test_positions_by_hand():
     split = BatchSplit(rank=1, num_ranks=2, micro_batch_size=3, accumulation=2)
     assert split.global_batch_size == 12
-    assert [list(split.row_positions(1, m)) for m in (0, 1)] == [[15, 16, 17], [21, 22, 23]]
+    assert [list(split.row_positions(split.global_batch_size, m)) for m in (0, 1)] == [[15, 16, 17], [21, 22, 23]]
 
 
 def test_every_epoch_is_a_permutation_of_its_own():

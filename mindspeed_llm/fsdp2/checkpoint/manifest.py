@@ -1,0 +1,176 @@
+"""What a checkpoint directory says about itself: its files with sizes and hashes, and where training stood.
+
+    <output_dir>/checkpoints/
+        latest                       name of the newest complete checkpoint
+        global_step_20/
+            manifest.json            written last but for the rename that publishes the directory
+            .metadata                where each tensor's pieces lie (torch.distributed.checkpoint)
+            __0_0.distcp ...         the pieces, one file per rank
+            extra_state/extra_state_rank_0.pt ...   random state of each rank
+        global_step_30.tmp/          a checkpoint that was never finished
+
+A directory under its final name was complete when it was published. What happens to it later is found out by the
+hashes. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+FOLDER = "checkpoints"
+LATEST = "latest"
+FILE_NAME = "manifest.json"
+METADATA = ".metadata"
+EXTRA_STATE = "extra_state"
+TEMPORARY_SUFFIX = ".tmp"
+FORMAT = 1
+
+_STEP_FOLDER = re.compile(r"global_step_(\d+)")
+_CHUNK = 1 << 22
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that must not be loaded; the text names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Contents of manifest.json.
+
+    files: relative name -> {"size": bytes, "xxh3": hex digest}. topology: ranks, replicas, shards, micro batch size
+    and accumulation of the run that wrote it. progress: what the trainer needs to go on. versions and config are for
+    people.
+    """
+
+    step: int
+    has_optimizer: bool
+    files: dict[str, dict[str, Any]]
+    topology: dict[str, int]
+    progress: dict[str, Any]
+    versions: dict[str, str]
+    config: dict[str, Any]
+    format: int = FORMAT
+
+
+def checkpoints_folder(output_dir: Path) -> Path:
+    """The folder of all checkpoints of a run."""
+    return output_dir / FOLDER
+
+
+def step_name(step: int) -> str:
+    """Directory name of the checkpoint after `step` optimizer steps."""
+    return f"global_step_{step}"
+
+
+def find_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
+    """(step, directory) of all published checkpoints of a run, oldest first."""
+    folder = checkpoints_folder(output_dir)
+    if not folder.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP_FOLDER.fullmatch(path.name))]
+    return sorted((step, path) for step, path in found if path.is_dir())
+
+
+def read_latest(output_dir: Path) -> str | None:
+    """Name of the checkpoint that the `latest` file points to, or None."""
+    try:
+        return (checkpoints_folder(output_dir) / LATEST).read_text(encoding="utf-8").strip() or None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError):
+        return None  # the pointer is a convenience for people; the directories themselves are what counts
+
+
+def hash_file(path: Path) -> str:
+    """xxh3-128 of a file's bytes as hex. It finds damage; it is no protection against forgery."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Size and hash of a file, as they stand in a manifest."""
+    return {"size": path.stat().st_size, "xxh3": hash_file(path)}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json and push it to the disk."""
+    write_durably(folder / FILE_NAME, json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest.
+
+    Raises:
+        DamagedCheckpoint: it is missing, no JSON, or not of this format.
+    """
+    path = folder / FILE_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        manifest = Manifest(**content)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{path} is missing") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+    if manifest.format != FORMAT or not manifest.files:
+        raise DamagedCheckpoint(f"{path}: format {manifest.format!r}, expected {FORMAT}, with a list of files")
+    return manifest
+
+
+def check_file(folder: Path, manifest: Manifest, name: str, *, with_hash: bool = True) -> None:
+    """Compare one file with the manifest.
+
+    Raises:
+        DamagedCheckpoint: it is missing, of another size, or (with `with_hash`) of other content.
+    """
+    path, expected = folder / name, manifest.files[name]
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} is missing ({error.strerror})") from error
+    if size != expected["size"]:
+        raise DamagedCheckpoint(f"{path} has {size} bytes instead of {expected['size']}")
+    if with_hash and hash_file(path) != expected["xxh3"]:
+        raise DamagedCheckpoint(f"{path} has other content than was written (its hash differs)")
+
+
+def check_files(
+    folder: Path, manifest: Manifest, names: Iterable[str] | None = None, *, with_hash: bool = True
+) -> None:
+    """`check_file` for `names` (all files where None)."""
+    for name in sorted(manifest.files) if names is None else names:
+        check_file(folder, manifest, name, with_hash=with_hash)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small text file so that a crash leaves the old content or the new one: temporary name, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Push a directory's entries to the disk: a rename is durable only after that."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

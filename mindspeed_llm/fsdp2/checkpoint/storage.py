@@ -1,0 +1,89 @@
+"""Who acts on the checkpoint folder: one rank for all, or one per node where every node has a disk of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from mindspeed_llm.platform import distributed
+
+Result = TypeVar("Result")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint operation failed on some rank; every rank raises it, with the first cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """The checkpoint folder as this rank sees it.
+
+    `group` is a gloo group of all ranks for the operations' own messages; `shared` says whether all nodes see one
+    folder; `is_leader` whether this rank makes, renames and removes directories.
+    """
+
+    group: dist.ProcessGroup
+    shared: bool
+    is_leader: bool
+
+    def together(self, what: str, action: Callable[[], Result]) -> Result:
+        """Run `action` on every rank and go on only if all succeed, so that no rank waits for one that has failed.
+
+        Raises:
+            CheckpointError: on all ranks alike, with the first failing rank's cause.
+        """
+        error, result = None, None
+        try:
+            result = action()
+        except Exception as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        errors: list[str | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(errors, error, group=self.group)
+        failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
+        if failed:
+            rank, text = failed[0]
+            more = f" (and on {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+            raise CheckpointError(f"{what} failed on rank {rank}: {text}{more}")
+        return result  # type: ignore[return-value]
+
+    def leaders_only(self, what: str, action: Callable[[], object]) -> None:
+        """`together`, where only the leaders have something to do."""
+        self.together(what, action if self.is_leader else lambda: None)
+
+    def gather(self, value: object) -> list:
+        """The values of all ranks, in rank order."""
+        values: list = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+
+def open_storage(folder: Path) -> Storage:
+    """Find out whether all nodes see the same `folder` (a collective): rank 0 makes a file and all look for it.
+
+    Raises:
+        CheckpointError: the folder cannot be made or written.
+    """
+    group = dist.new_group(backend="gloo")
+    names: list[str] = [uuid.uuid4().hex]
+    dist.broadcast_object_list(names, src=0, group=group)
+    probe = folder / f".shared_{names[0]}"
+    first_of_node = distributed.local_rank() == 0
+    everyone = Storage(group=group, shared=False, is_leader=first_of_node)
+
+    def make() -> None:
+        if first_of_node:
+            folder.mkdir(parents=True, exist_ok=True)
+        if distributed.rank() == 0:
+            probe.touch()
+
+    everyone.together(f"making {folder}", make)
+    shared = all(everyone.gather(probe.exists()))
+    if distributed.rank() == 0:
+        probe.unlink()
+    leader = distributed.rank() == 0 if shared else first_of_node
+    return Storage(group=group, shared=shared, is_leader=leader)

@@ -1,0 +1,101 @@
+"""When a run saves, what it saves besides tensors, and how it ends when it is told to."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
+from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError
+from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.platform.random import rng_state
+
+logger = get_logger(__name__)
+
+TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+
+
+class TerminationSignal:
+    """Within this context SIGTERM only sets `received`; the training loop ends at the next step, on all ranks
+    together.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+        self._previous: Any = None
+
+    def __enter__(self) -> TerminationSignal:
+        self._previous = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._previous)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+
+
+class Saver:
+    """Saves at the steps that the configuration names. Without a manager (saving is off) it does nothing."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        manager: CheckpointManager | None,
+        *,
+        samples_per_epoch: int,
+        export: Callable[[int], None],
+    ) -> None:
+        """`export(step)` writes the Hugging Face export of a save point."""
+        self._config, self._manager, self._export = config, manager, export
+        self._samples_per_epoch = samples_per_epoch
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save in the background has failed on this rank; all ranks must then call `wait`."""
+        return self._manager is not None and self._manager.failed
+
+    def is_due(self, *, step: int, is_last: bool, samples_before: int, samples_after: int) -> bool:
+        """Whether the configuration asks for a checkpoint after `step`, which took the samples up to `samples_after`."""
+        if self._manager is None:
+            return False
+        every, epochs = self._config.save_steps, self._config.save_epochs
+        if is_last or (every and step % every == 0):
+            return True
+        per_save = epochs * self._samples_per_epoch
+        return bool(epochs) and samples_after // per_save > samples_before // per_save
+
+    def save(self, step: int, *, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
+        """Save now (a collective). A failure ends the run or is reported, as `training.save_error` says."""
+        if self._manager is None:
+            return
+        manager = self._manager
+        self._guard(
+            lambda: manager.save(
+                step, model=model, optimizer=optimizer, rank_state={"rng": rng_state()}, progress=progress
+            )
+        )
+        if self._config.save_hf_at_checkpoints:
+            self._export(step)
+
+    def wait(self) -> None:
+        """Wait for a save in the background (all ranks must call this)."""
+        if self._manager is not None:
+            self._guard(self._manager.wait)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except CheckpointError as error:
+            # Every rank says it: whoever looks at the log of one node must see it there.
+            logger.error("%s; older checkpoints are untouched", error)
+            if self._config.save_error == "stop":
+                raise
