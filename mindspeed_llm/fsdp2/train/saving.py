@@ -64,7 +64,7 @@ class Saver:
         return self._manager is not None and self._manager.failed
 
     def is_due(self, *, step: int, is_last: bool, samples_before: int, samples_after: int) -> bool:
-        """Whether the configuration asks for a checkpoint after `step`, which took the samples up to `samples_after`."""
+        """Whether a checkpoint is wanted after `step`, which took the samples up to `samples_after`."""
         if self._manager is None:
             return False
         every, epochs = self._config.save_steps, self._config.save_epochs
