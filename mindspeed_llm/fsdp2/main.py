@@ -62,11 +62,14 @@ def _train(config: Config) -> None:
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
     from mindspeed_llm.platform import distributed
+    from mindspeed_llm.platform.memory import return_freed_blocks
     from mindspeed_llm.platform.random import seed_everything, set_rng_state
 
     logger = get_logger(__name__)
     training = config.training
     seed_everything(training.seed, deterministic=training.deterministic)
+    if training.cpu_mmap_threshold is not None and not return_freed_blocks(training.cpu_mmap_threshold):
+        logger.info("no effect from training.cpu_mmap_threshold: it is for runs on the CPU with glibc")
     device = platform_device.current_device()
     created = distributed.init_process_group()
     mesh = build_mesh(

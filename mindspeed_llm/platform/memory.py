@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from dataclasses import dataclass
 
 from mindspeed_llm.platform.device import device_module, device_type
 
 _GIB = 1024**3
+_M_MMAP_THRESHOLD = -3  # malloc.h
 _STATUS_FILE = "/proc/self/status"
 _CLEAR_REFS_FILE = "/proc/self/clear_refs"
 
@@ -59,6 +61,22 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def return_freed_blocks(threshold: int) -> bool:
+    """On cpu: give blocks of at least `threshold` bytes back to the system when they are freed.
+
+    glibc keeps freed blocks of up to 32 MiB in its heap and lets the limit grow with the blocks that a program frees,
+    so that a training process soon keeps the peak of every phase. With a fixed limit (mallopt's M_MMAP_THRESHOLD)
+    large blocks are mapped and unmapped one by one: less resident memory, more page faults.
+
+    Returns:
+        False where it has no effect: on an accelerator, whose allocator is another one, or without glibc.
+    """
+    if device_type() != "cpu":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, threshold) == 1
 
 
 def host_memory() -> HostMemory:

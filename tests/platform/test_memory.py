@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -46,3 +49,29 @@ def test_host_memory_adds_up() -> None:
     total = psutil.virtual_memory().total / 1024**3
     assert figures.used_gb + figures.available_gb == pytest.approx(total)
     assert figures.usage_percent == pytest.approx(100 * figures.used_gb / total)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_freed_blocks_return_to_the_system() -> None:
+    # In a process of its own: the setting holds for good. Many blocks below glibc's largest own limit, and one alive on
+    # top of the heap.
+    script = (
+        "import torch\n"
+        "from mindspeed_llm.platform import memory\n"
+        "import sys\n"
+        "if sys.argv[1] == 'on': assert memory.return_freed_blocks(1 << 20)\n"
+        "torch.zeros(1 << 23); torch.zeros(1 << 22)\n"  # the limit grows with freed blocks
+        "blocks = [torch.ones(1 << 20) for _ in range(64)]\n"
+        "last = torch.ones(1000)\n"
+        "full = memory.memory_allocated_gb()\n"
+        "del blocks\n"
+        "print(full - memory.memory_allocated_gb())\n"
+    )
+    freed = {
+        switch: float(
+            subprocess.run([sys.executable, "-c", script, switch], capture_output=True, text=True, check=True).stdout
+        )
+        for switch in ("on", "off")
+    }
+    assert freed["on"] > 0.24  # 64 blocks of 4 MiB
+    assert freed["off"] < 0.1

@@ -132,6 +132,10 @@ class TrainingConfig:
     save_epochs: NonNegativeInt = 1
     """Write a checkpoint every so many epochs. 0: none."""
 
+    cpu_mmap_threshold: PositiveInt | None = None
+    """On the CPU: give blocks of at least so many bytes back to the system when they are freed (1048576 is a good
+    start). Less memory for some speed; null leaves the C library's own rule."""
+
     save_error: Literal["stop", "continue"] = "stop"
     """What happens when a checkpoint cannot be written: end the run, or report it and train on. Older checkpoints
     stay as they are in both cases."""

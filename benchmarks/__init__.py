@@ -1,0 +1,1 @@
+"""Repeatable measurements against named peers. They print figures and assert none."""
