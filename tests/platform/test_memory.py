@@ -53,18 +53,18 @@ def test_host_memory_adds_up() -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_freed_blocks_return_to_the_system() -> None:
-    # In a process of its own: the setting holds for good. Many blocks below glibc's largest own limit, and one alive on
-    # top of the heap.
+    # In a process of its own: the setting holds for good. Blocks below glibc's largest own limit, with small ones that
+    # stay between them.
     script = (
         "import torch\n"
         "from mindspeed_llm.platform import memory\n"
         "import sys\n"
         "if sys.argv[1] == 'on': assert memory.return_freed_blocks(1 << 20)\n"
         "torch.zeros(1 << 23); torch.zeros(1 << 22)\n"  # the limit grows with freed blocks
-        "blocks = [torch.ones(1 << 20) for _ in range(64)]\n"
-        "last = torch.ones(1000)\n"
+        "pairs = [(torch.ones(1 << 20), torch.ones(1000)) for _ in range(64)]\n"
         "full = memory.memory_allocated_gb()\n"
-        "del blocks\n"
+        "small = [pair[1] for pair in pairs]\n"
+        "del pairs\n"
         "print(full - memory.memory_allocated_gb())\n"
     )
     freed = {
