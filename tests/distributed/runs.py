@@ -1,0 +1,149 @@
+"""Rows that run the whole training command on the ranks of the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from mindspeed_llm.fsdp2 import main as command
+from mindspeed_llm.fsdp2.train import trainer
+from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
+from mindspeed_llm.platform import distributed
+
+
+class _Watched(OptimizerStep):
+    """An optimizer step that notes its samples and may send this process a signal."""
+
+    seen: list[list[int]]
+    stop_at: dict[int, int]
+
+    def run(self, micro_batches: Sequence[dict[str, Any]], **options: Any) -> StepResult:
+        self.seen.append([hash(tuple(row)) for batch in micro_batches for row in _rows(batch)])
+        # The signal comes while the step is under way; the run learns of it in the next step's message.
+        if self.stop_at.get(distributed.rank()) == len(self.seen):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().run(micro_batches, **options)
+
+
+def _rows(batch: dict[str, Any]) -> list[list[int]]:
+    """Input ids of the rows that count, without padding at the end; a row's ids tell it from every other."""
+    rows = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+    return [ids for ids, labels in rows if any(label != -100 for label in labels)]
+
+
+class _Kept(logging.Handler):
+    """Keeps log lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def train(
+    *, argv: list[str], stop_at: dict[int, int] | None = None, patches: Sequence[str] = (), nodes: int = 1
+) -> dict[str, Any]:
+    """Run `train_fsdp2.py` with `argv` in this process.
+
+    Args:
+        stop_at: rank -> the step of this run, counted from 1, in which it gets SIGTERM.
+        patches: names in `PATCHES`.
+        nodes: simulate so many nodes; local ranks and `NODE` (which `{node}` in `argv` becomes) follow.
+
+    Returns:
+        "code" (exit code, None where an exception ended the run), "error" ("Type: text" or None), "log" (the lines of
+        this rank's log), "samples" (per step, a number for each of this rank's rows).
+    """
+    per_node = dist.get_world_size() // nodes
+    rank = dist.get_rank()
+    os.environ["LOCAL_RANK"] = str(rank % per_node)
+    argv = [word.replace("{node}", str(rank // per_node)) for word in argv]
+    seen: list[list[int]] = []
+    watched = type("Watched", (_Watched,), {"seen": seen, "stop_at": stop_at or {}})
+    kept = _Kept()
+    logger = logging.getLogger("mindspeed_llm")
+    logger.addHandler(kept)
+    code, error = None, None
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(trainer, "OptimizerStep", watched))
+            for name in patches:
+                stack.enter_context(PATCHES[name]())
+            code = command.main(argv)
+    except SystemExit as end:
+        code = end.code
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    finally:
+        logger.removeHandler(kept)
+    # The store that ranks wait on lives with rank 0, which must not leave first.
+    dist.barrier()
+    return {"code": code, "error": error, "log": kept.lines, "samples": seen}
+
+
+@contextlib.contextmanager
+def optimizer_state_is_not_loaded() -> Iterator[None]:
+    """A fault: the moments keep the values of a fresh start."""
+    from mindspeed_llm.fsdp2.checkpoint import manager
+
+    with (
+        mock.patch.object(manager, "make_optimizer_tensors", lambda model, optimizer, entries: None),
+        mock.patch.object(manager, "optimizer_tensors", lambda model, optimizer: {}),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def random_state_is_not_restored() -> Iterator[None]:
+    """A fault: the generators stay where the start of the process left them."""
+    from mindspeed_llm.platform import random
+
+    with mock.patch.object(random, "set_rng_state", lambda state: None):
+        yield
+
+
+@contextlib.contextmanager
+def data_starts_over() -> Iterator[None]:
+    """A fault: the data of a resumed run begins at the first sample."""
+    from mindspeed_llm.fsdp2.data.sources import MapTrainSource
+
+    original = MapTrainSource.micro_batches
+
+    def from_zero(self: MapTrainSource, start_step: int = 0) -> Iterator[list[dict[str, Any]]]:
+        self._start = type(self._start)(step=self._start.step, samples=0)
+        return original(self, start_step)
+
+    with mock.patch.object(MapTrainSource, "micro_batches", from_zero):
+        yield
+
+
+def _failing_write(fails: Callable[[Path], bool]) -> AbstractContextManager[Any]:
+    """Writing a rank's random state fails where `fails(path)` says so."""
+    original = torch.save
+
+    def save(value: Any, stream: Any) -> None:
+        if fails(Path(stream.name)):
+            raise OSError(28, "No space left on device")
+        original(value, stream)
+
+    return mock.patch.object(torch, "save", save)
+
+
+PATCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "optimizer_state_is_not_loaded": optimizer_state_is_not_loaded,
+    "random_state_is_not_restored": random_state_is_not_restored,
+    "data_starts_over": data_starts_over,
+    "second_rank_cannot_write": lambda: _failing_write(lambda path: distributed.rank() == 1),
+}
