@@ -10,7 +10,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_llm.fsdp2.config import Config, check_config, dump_yaml, parse_command_line, resolved_dict
+from mindspeed_llm.fsdp2.config import (
+    Config,
+    check_config,
+    dump_yaml,
+    folder_to_list,
+    parse_command_line,
+    resolved_dict,
+)
 
 if TYPE_CHECKING:
     from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
@@ -19,12 +26,19 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Train as `argv` says (or only check, with `--check`); returns the exit code.
+    """Train as `argv` says (or only check, with `--check`, or list checkpoints); returns the exit code.
 
     Raises:
         UserError: a mistake in the configuration, the data or the model directory.
         SystemExit: `--help`.
     """
+    output_dir = folder_to_list(argv)
+    if output_dir is not None:
+        from mindspeed_llm.fsdp2.checkpoint.listing import list_checkpoints
+
+        if os.environ.get("RANK", "0") == "0":
+            list_checkpoints(output_dir)
+        return 0
     invocation = parse_command_line(argv)
     config = invocation.config
     world_size = _environment_world_size()

@@ -1,7 +1,7 @@
 """Configuration of the FSDP2 backend: dataclasses, loader and checks. Needs neither torch nor transformers."""
 
 from mindspeed_llm.fsdp2.config.checks import check_config
-from mindspeed_llm.fsdp2.config.command_line import Invocation, parse_command_line
+from mindspeed_llm.fsdp2.config.command_line import Invocation, folder_to_list, parse_command_line
 from mindspeed_llm.fsdp2.config.config import Config, resolved_dict
 from mindspeed_llm.fsdp2.config.data_config import DataConfig
 from mindspeed_llm.fsdp2.config.inference_config import InferenceConfig
@@ -21,6 +21,7 @@ __all__ = [
     "InferenceConfig",
     "Invocation",
     "parse_command_line",
+    "folder_to_list",
     "check_config",
     "resolved_dict",
     "dump_yaml",

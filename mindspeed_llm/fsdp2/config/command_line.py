@@ -15,6 +15,8 @@ from mindspeed_llm.fsdp2.config.values import from_tokens, from_yaml
 from mindspeed_llm.fsdp2.config.yaml_file import YamlSections, read_yaml
 
 USAGE = "usage: train_fsdp2.py [CONFIG.yaml] [--section.field value ...] [--check] [--debug] [--help]"
+LIST_CHECKPOINTS = "--list-checkpoints"
+_LIST_USAGE = f"usage: train_fsdp2.py {LIST_CHECKPOINTS} OUTPUT_DIR"
 _SWITCHES = ("--check", "--debug", "--help", "-h")
 
 
@@ -60,6 +62,28 @@ def parse_command_line(argv: list[str]) -> Invocation:
         check_only="--check" in switches,
         debug="--debug" in switches,
     )
+
+
+def folder_to_list(argv: list[str]) -> Path | None:
+    """The folder of `--list-checkpoints OUTPUT_DIR`, which needs no configuration; None where that is not asked for.
+
+    Raises:
+        UserError: the folder is missing, or other arguments stand beside it.
+    """
+    tokens = [part for token in argv for part in _split_listing(token) if part != "--debug"]
+    if LIST_CHECKPOINTS not in tokens or {"--help", "-h"} & set(tokens):
+        return None
+    position = tokens.index(LIST_CHECKPOINTS)
+    if not [value for value in tokens[position + 1 : position + 2] if value and not value.startswith("--")]:
+        raise UserError(f"command line: {LIST_CHECKPOINTS} needs the output folder of a run\n{_LIST_USAGE}")
+    if others := [*tokens[:position], *tokens[position + 2 :]]:
+        raise UserError(f"command line: {LIST_CHECKPOINTS} stands alone, without {' '.join(others)}\n{_LIST_USAGE}")
+    return Path(tokens[position + 1])
+
+
+def _split_listing(token: str) -> list[str]:
+    option, equals, value = token.partition("=")
+    return [option, value] if option == LIST_CHECKPOINTS and equals else [token]
 
 
 def _yaml_values(found: YamlSections) -> dict[str, Any]:
@@ -116,7 +140,7 @@ def _option_spec(option: str) -> FieldSpec:
     if not dot:
         # A field without its section, or a misspelt switch.
         owners = [field_key for field_key, field in all_fields().items() if field.name == key.replace("-", "_")]
-        near = owners[0] if owners else nearest(key, ("check", "debug", "help", *all_fields()))
+        near = owners[0] if owners else nearest(key, ("check", "debug", "help", "list-checkpoints", *all_fields()))
         raise UserError(f"command line: unknown option {option}; did you mean --{near}?")
     raise UserError(f"command line: unknown option {option}; did you mean --{nearest_field(section, name)}?")
 

@@ -10,6 +10,7 @@ from mindspeed_llm.fsdp2.config.not_available import NOT_AVAILABLE
 
 _INTRODUCTION = """\
 usage: train_fsdp2.py [CONFIG.yaml] [--section.field value ...] [--check] [--debug] [--help]
+       train_fsdp2.py --list-checkpoints OUTPUT_DIR
 
 Train a model as CONFIG.yaml says; options win over the file. A list takes several values, separated by spaces; a
 mapping is written as JSON; a boolean option without a value is true; null stands for no value.
@@ -17,6 +18,7 @@ mapping is written as JSON; a boolean option without a value is true; null stand
   --check   validate everything and print the plan, without training
   --debug   show tracebacks (as MINDSPEED_DEBUG=1)
   --help    show this text
+  --list-checkpoints OUTPUT_DIR   check the checkpoints of a run and show a table of them; nothing else happens
 """
 
 
