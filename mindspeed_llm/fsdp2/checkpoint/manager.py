@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import shutil
 import threading
 import time
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,6 +27,7 @@ from mindspeed_llm.fsdp2.checkpoint.safe_reader import (
     TensorsOnlyPlanner,
     load_plain,
     read_metadata,
+    refused_class,
     tensor_entries,
 )
 from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError, Storage, open_storage
@@ -160,7 +162,13 @@ class CheckpointManager:
         Raises:
             CheckpointError: it belongs to another model, or holds more than tensors.
         """
-        return self._storage.together(f"loading {folder}", lambda: self._load(folder, manifest, model, optimizer))
+        what = f"loading {folder}"
+        tensors = self._storage.together(what, lambda: self._tensors_to_load(folder, manifest, model, optimizer))
+        self._read_tensors(folder, tensors)
+        path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
+        same_ranks = manifest.topology["ranks"] == distributed.world_size()
+        has_state = same_ranks and manifest.has_optimizer
+        return self._storage.together(what, lambda: load_plain(path) if has_state else None)
 
     def choose(self, wanted: str) -> tuple[Path, Manifest] | None:
         """The checkpoint to resume from (a collective): `latest`, or a directory.
@@ -257,19 +265,17 @@ class CheckpointManager:
 
     def _spread_metadata(self, folder: Path) -> None:
         """Nodes with disks of their own all need the metadata, which only rank 0 has written."""
-        path = folder / layout.METADATA
-        content = [path.read_bytes() if distributed.rank() == 0 else None]
-        dist.broadcast_object_list(content, src=0, group=self._storage.group)
-        if self._storage.is_leader and distributed.rank() != 0:
-            path.write_bytes(content[0])
+        storage, path = self._storage, folder / layout.METADATA
+        mine = storage.together(f"reading {path}", lambda: path.read_bytes() if distributed.rank() == 0 else b"")
+        content = storage.gather(mine)[0]
+        storage.leaders_only(f"writing {path}", lambda: _write_bytes(path, content) if not mine else None)
 
     def _write_rank_state(self, job: _Job, folder: Path) -> None:
         path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
         path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as stream:
-            torch.save(dict(job.rank_state), stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+        buffer = io.BytesIO()
+        torch.save(dict(job.rank_state), buffer)
+        _write_bytes(path, buffer.getvalue())
 
     def _describe_my_files(self, folder: Path) -> dict[str, dict[str, Any]]:
         rank = distributed.rank()
@@ -295,6 +301,7 @@ class CheckpointManager:
                 config=self._facts.config,
             ),
         )
+        layout.sync_folder(temporary / layout.EXTRA_STATE)
         layout.sync_folder(temporary)
         if final.exists():
             # A resumed run that passes this step again: the new one replaces the old one in two renames.
@@ -317,6 +324,11 @@ class CheckpointManager:
             _remove_folder(path)
 
     def _remove_unfinished(self) -> None:
+        for path in [
+            *self._folder.glob(f".{layout.LATEST}.*{layout.TEMPORARY_SUFFIX}"),
+            *self._folder.glob(".shared_*"),
+        ]:
+            path.unlink(missing_ok=True)
         for path in self._folder.glob(f"global_step_*{_REPLACED}"):
             # Killed between the two renames of a replacement: the old checkpoint is whole and takes its place again.
             final = path.with_name(path.name.removesuffix(_REPLACED))
@@ -328,15 +340,18 @@ class CheckpointManager:
 
     # --- reading
 
-    def _load(
+    def _tensors_to_load(
         self, folder: Path, manifest: Manifest, model: nn.Module, optimizer: torch.optim.Optimizer
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, torch.Tensor]:
         entries = tensor_entries(read_metadata(folder), folder)
         tensors = model_tensors(model)
         if manifest.has_optimizer:
             make_optimizer_tensors(model, optimizer, entries)
             tensors |= optimizer_tensors(model, optimizer)
         check_entries(tensors, entries, str(folder))
+        return tensors
+
+    def _read_tensors(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as in saving
@@ -349,14 +364,13 @@ class CheckpointManager:
         except CheckpointException as error:
             rank, (cause, _) = sorted(error.failures.items())[0]
             raise CheckpointError(f"reading {folder} failed on rank {rank}: {_first_cause(cause)}") from None
-        path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
-        same_ranks = manifest.topology["ranks"] == distributed.world_size()
-        return load_plain(path) if same_ranks and manifest.has_optimizer else None
 
 
 def _first_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, pickle.UnpicklingError):
+        return f"a file {refused_class(error)}"
     return f"{type(error).__name__}: {error}"
 
 
@@ -366,6 +380,13 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return DTensor(tensor.to_local().to("cpu", copy=True), tensor._spec, requires_grad=False)
     return tensor.to("cpu", copy=True)
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    with path.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def _fresh_folder(path: Path) -> None:

@@ -35,6 +35,7 @@ FORMAT = 1
 
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _CHUNK = 1 << 22
+_CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"\n}\n\Z')
 
 
 class DamagedCheckpoint(Exception):
@@ -47,7 +48,7 @@ class Manifest:
 
     files: relative name -> {"size": bytes, "xxh3": hex digest}. topology: ranks, replicas, shards, micro batch size
     and accumulation of the run that wrote it. progress: what the trainer needs to go on. versions and config are for
-    people.
+    people. In the file a `checksum` follows: the xxh3-128 of its text up to there.
     """
 
     step: int
@@ -103,20 +104,30 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "xxh3": hash_file(path)}
 
 
+def _hash_text(text: str) -> str:
+    return xxhash.xxh3_128(text.encode("utf-8")).hexdigest()
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json and push it to the disk."""
-    write_durably(folder / FILE_NAME, json.dumps(asdict(manifest), indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False).removesuffix("\n}") + ",\n "
+    write_durably(folder / FILE_NAME, f'{text}"checksum": "{_hash_text(text)}"\n}}\n')
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read a checkpoint's manifest.
 
     Raises:
-        DamagedCheckpoint: it is missing, no JSON, or not of this format.
+        DamagedCheckpoint: it is missing, not as it was written, or not of this format.
     """
     path = folder / FILE_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = _CHECKSUM.search(text)
+        if found is None or found[1] != _hash_text(text[: found.start()]):
+            raise DamagedCheckpoint(f"{path} has other content than was written (its checksum differs)")
+        content = json.loads(text)
+        del content["checksum"]
         manifest = Manifest(**content)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path} is missing") from None
@@ -140,7 +151,11 @@ def check_file(folder: Path, manifest: Manifest, name: str, *, with_hash: bool =
         raise DamagedCheckpoint(f"{path} is missing ({error.strerror})") from error
     if size != expected["size"]:
         raise DamagedCheckpoint(f"{path} has {size} bytes instead of {expected['size']}")
-    if with_hash and hash_file(path) != expected["xxh3"]:
+    try:
+        same = not with_hash or hash_file(path) == expected["xxh3"]
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read ({error.strerror})") from error
+    if not same:
         raise DamagedCheckpoint(f"{path} has other content than was written (its hash differs)")
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
@@ -118,17 +119,26 @@ def tensor_entries(metadata: Metadata, folder: Path) -> dict[str, TensorStorageM
     return dict(metadata.state_dict_metadata)  # type: ignore[arg-type]
 
 
-def load_plain(path: Path) -> Any:
-    """Load a file of plain values and tensors that `torch.save` wrote.
+def refused_class(error: pickle.UnpicklingError) -> str:
+    """What torch's weights-only unpickler refused, without its advice to load the file all the same."""
+    text = " ".join(str(error).split())
+    named = re.search(r"GLOBAL (\S+)", text)
+    if named is None:
+        return f"is damaged or malicious and was not loaded ({text[:200]})"
+    return f"asks for {named[1]}, which no checkpoint needs: the file is damaged or malicious and was not loaded"
+
+
+def load_plain(path: Path, stream: IO[bytes] | None = None) -> Any:
+    """Load a file of plain values and tensors that `torch.save` wrote; from `stream`, where that is a part of `path`.
 
     Raises:
         UnsafeFile: it asks for a class; the text names it.
         DamagedCheckpoint: it is missing or damaged.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path if stream is None else stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise UnsafeFile(f"{path} was not loaded: {' '.join(str(error).split())}") from error
+        raise UnsafeFile(f"{path} {refused_class(error)}") from error
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path} is missing") from None
     except Exception as error:  # a damaged file raises nearly anything
