@@ -147,3 +147,29 @@ PATCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "data_starts_over": data_starts_over,
     "second_rank_cannot_write": lambda: _failing_write(lambda path: distributed.rank() == 1),
 }
+
+
+def choose(*, output: str, wanted: str) -> dict[str, Any]:
+    """Choose the checkpoint to resume from; returns "chosen" (a directory or None), "error" and "log"."""
+    from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager, RunFacts
+    from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError
+
+    kept = _Kept()
+    logger = logging.getLogger("mindspeed_llm")
+    logger.addHandler(kept)
+    chosen, error = None, None
+    try:
+        manager = CheckpointManager(
+            Path(output),
+            facts=RunFacts(topology={}, versions={}, config={}),
+            total_limit=None,
+            only_model=False,
+            asynchronous=False,
+        )
+        found = manager.choose(wanted)
+        chosen = str(found[0]) if found else None
+    except CheckpointError as failure:
+        error = str(failure)
+    finally:
+        logger.removeHandler(kept)
+    return {"chosen": chosen, "error": error, "log": kept.lines}
