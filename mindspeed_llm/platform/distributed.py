@@ -61,6 +61,11 @@ def destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
+def averages_in_collectives() -> bool:
+    """Whether the backend's reductions know ReduceOp.AVG; HCCL's operators are sum, product, maximum and minimum."""
+    return collective_backend() != "hccl"
+
+
 def rank() -> int:
     """Global rank: of the process group, before it exists of torchrun's environment, else 0."""
     return dist.get_rank() if dist.is_initialized() else _environment_number("RANK", 0)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from mindspeed_llm.fsdp2.models.model_factory import BuiltModel, ModelFactory
 from mindspeed_llm.fsdp2.optim.loss_scaler import LossScaler
 from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.train.step import OptimizerStep
+from mindspeed_llm.platform import distributed
 from mindspeed_llm.tasks.losses.cross_entropy import shift_labels
 from tests.distributed.mutants import MUTANTS
 from tests.support.reference import Trace, collate, make_samples
@@ -67,12 +69,14 @@ def train(
     sections: dict[str, dict[str, Any]] | None = None,
     mutant: str | None = None,
     count_collectives: bool = False,
+    sum_only: bool = False,
 ) -> dict[str, Any]:
     """Train the toy in `folder` and return {"trace", "collectives" (per step), "updated"}; the trace's weights on
     rank 0.
     """
     config = toy_config(folder, **(sections or {}))
-    with MUTANTS[mutant]() if mutant else contextlib.nullcontext():
+    average = mock.patch.object(distributed, "averages_in_collectives", lambda: not sum_only)
+    with average, MUTANTS[mutant]() if mutant else contextlib.nullcontext():
         return _train(config, samples, steps, count_collectives)
 
 

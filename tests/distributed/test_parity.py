@@ -138,6 +138,12 @@ def test_fused_operators_change_nothing(rank_pool: RankPool, cases: Any, toy: st
     assert_parity(run(rank_pool, case, 2, sections), case.reference)
 
 
+def test_backends_that_only_sum_give_the_same_average(rank_pool: RankPool, cases: Any) -> None:
+    case = cases("llama")
+    found = run(rank_pool, case, 4, split(4, 1, 2, fsdp_size=2), sum_only=True)
+    assert_parity(found, case.reference)
+
+
 def test_fused_adamw_equals_adamw(rank_pool: RankPool, cases: Any) -> None:
     case = cases("llama")
     sections = split(2, 4, 1)

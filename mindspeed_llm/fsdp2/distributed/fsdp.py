@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard
 from mindspeed_llm.fsdp2.config.parallel_config import ParallelConfig
 from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
 from mindspeed_llm.fsdp2.distributed.modules import find_modules
+from mindspeed_llm.platform import distributed
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -56,6 +57,10 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
             **common,
         )
     fully_shard(model, reshard_after_forward=config.reshard_after_forward, **common)
+    if not distributed.averages_in_collectives():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
     _set_prefetch([group[0] for group in groups], config)
     return ShardedModel(root=model, replicated=replicated, reshard_after_forward=config.reshard_after_forward)
 
