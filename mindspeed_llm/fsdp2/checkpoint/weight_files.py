@@ -31,6 +31,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PICKLE_SUFFIXES = (".bin", ".pt")
 # (usual name, pattern of other names), in the order in which they are looked for.
 _LAYOUTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "*.bin"), (None, "*.pt"))
@@ -206,11 +207,34 @@ def _weight_files(folder: Path) -> list[Path]:
     )
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def has_weights(folder: Path) -> bool:
+    """Whether a model directory has any weight files (an index alone does not count)."""
+    return any(True for _, pattern in _LAYOUTS for _ in folder.glob(pattern))
+
+
+def indexed_names(folder: Path) -> list[str]:
+    """The tensors that the weight index of a directory names; empty where it has no index.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    for single, _ in _LAYOUTS:
+        if single and (index := folder / f"{single}.index.json").is_file():
+            return list(_read_index(index))
+    return []
+
+
+def _read_index(index: Path) -> dict[str, str]:
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        return {
+            str(name): str(file) for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+        }
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{index}: not a weight index ({error!r}); expected an object with weight_map") from error
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    names = sorted(set(_read_index(index).values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise UserError(

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
+from mindspeed_llm.fsdp2.checkpoint.hf_writer import let_generation_stop
 from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.data_factory import DataBundle
@@ -227,7 +228,7 @@ class Trainer:
         training = self.config.training
         folder = folder or Path(training.output_dir)
         chosen = training.hf_export_dtype
-        _let_generation_stop(self.built.model.generation_config, self.tokenizer.eos_token_id)
+        let_generation_stop(self.built.model.generation_config, self.tokenizer.eos_token_id)
         export_model(
             self.built.model,
             folder,
@@ -359,12 +360,3 @@ class Trainer:
         logger.info("  Gradient Accumulation steps = %d", training.gradient_accumulation_steps)
         logger.info("  Total optimization steps = %s", f"{self.total_steps:,}")
         logger.info("  Number of parameters = %s", f"{model_size(self.built.model).total:,}")
-
-
-def _let_generation_stop(config: GenerationConfig | None, eos_token_id: int) -> None:
-    """A chat template may end replies with a token of its own; generation must stop there too."""
-    if config is None:
-        return
-    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    if eos_token_id not in known:
-        config.eos_token_id = [eos_token_id, *(token for token in known if token is not None)]

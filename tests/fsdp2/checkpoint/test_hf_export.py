@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from mindspeed_llm.fsdp2.checkpoint import hf_export
-from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model, plan_shards
+from mindspeed_llm.fsdp2.checkpoint import hf_writer
+from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
+from mindspeed_llm.fsdp2.checkpoint.hf_writer import HfWriter, plan_shards
 from tests.support.tokenizers import byte_tokenizer
 from tests.support.toys import build_toy
 
@@ -120,11 +121,11 @@ def test_a_failure_leaves_the_earlier_export_and_no_staging_folder(
     if where == "tokenizer":
         options["save_tokenizer"] = fail
     elif where == "weights":
-        monkeypatch.setattr(hf_export, "save_file", fail)
+        monkeypatch.setattr(hf_writer.os, "fsync", fail)  # the first file is complete
     elif where == "config":
         monkeypatch.setattr(type(model.config), "save_pretrained", fail)
     else:
-        monkeypatch.setattr(hf_export._ShardWriter, "add", fail)
+        monkeypatch.setattr(HfWriter, "add", fail)
     with pytest.raises(OSError, match="no space left"):
         export(model, folder, **options)
     assert content(folder) == before
@@ -161,6 +162,41 @@ def test_the_index_is_published_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         order.append(Path(target).name)
         replace(source, target)
 
-    monkeypatch.setattr(hf_export.os, "replace", watched)
+    monkeypatch.setattr(hf_writer.os, "replace", watched)
     export(build_toy("llama_uneven"), tmp_path, shard_size=2000)
     assert order[-1] == "model.safetensors.index.json" and len(order) == len(list(tmp_path.iterdir()))
+
+
+def test_tensors_of_all_types_at_their_places(tmp_path: Path) -> None:
+    """What safetensors reads is what was given: odd sizes, several types in one file, empty ones, scalars."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "byte": torch.tensor([1, 0, 1], dtype=torch.bool),
+        "half": torch.randn(3, 5, generator=generator).to(torch.bfloat16),
+        "ünïcode": torch.randn(7, generator=generator),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.empty(0, 4, dtype=torch.float16),
+        "transposed": torch.randn(4, 3, generator=generator).T,
+        "whole": torch.arange(5),
+    }
+    meta = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    finished: list[tuple[str, int, int]] = []
+    with HfWriter(tmp_path, meta, 60, on_file=lambda *event: finished.append(event)) as writer:
+        for name in reversed(tensors):
+            writer.add({name: tensors[name]})
+        writer.publish()
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 1 and [(done, count) for _, done, count in finished][-1] == (len(files), len(files))
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+def test_nothing_is_published_while_tensors_are_missing(tmp_path: Path) -> None:
+    meta = {name: torch.empty(2, device="meta") for name in "ab"}
+    with HfWriter(tmp_path, meta, 100) as writer:
+        writer.add({"a": torch.ones(2)})
+        with pytest.raises(AssertionError, match=r"not complete: \['model.safetensors'\]"):
+            writer.publish()
+    assert list(tmp_path.iterdir()) == []
