@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -124,6 +124,17 @@ def map_to_model(model: PreTrainedModel, stored: Mapping[str, LazyTensor]) -> Mo
             tensors[name], origin[name] = tensor, next(iter(sources.values()))[0][0]
     model._weight_conversions = [entry for entry in conversions if entry.was_used()]
     return _match(model, tensors, origin, state)
+
+
+def record_conversions(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Keep on `model` the conversions that stored tensors of these names would need, as `map_to_model` does."""
+    conversions = get_model_conversion_mapping(model)
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    state = model.state_dict()
+    for name in names:
+        rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+    model._weight_conversions = [entry for entry in conversions if entry.was_used()]
 
 
 def _convert_lazily(

@@ -85,7 +85,7 @@ class ModelFactory:
             initialize_computed_buffers(model)
         else:
             model.to(device)
-        model.generation_config = _generation_config(config.model, source_config)
+        model.generation_config = load_generation_config(config.model, source_config)
         return BuiltModel(model=model, sharded=sharded, source_config=source_config, source_dtypes=source_dtypes)
 
 
@@ -186,7 +186,7 @@ def _implementations(config: Config, model_config: PretrainedConfig) -> dict[str
     return chosen
 
 
-def _generation_config(config: ModelConfig, source_config: PretrainedConfig) -> GenerationConfig:
+def load_generation_config(config: ModelConfig, source_config: PretrainedConfig) -> GenerationConfig:
     """The sampling defaults that stand beside the weights, or those that follow from the model's configuration."""
     if (Path(config.model_name_or_path) / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(config.model_name_or_path)
