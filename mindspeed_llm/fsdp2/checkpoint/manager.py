@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import shutil
 import threading
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from mindspeed_llm.fsdp2.checkpoint import manifest as layout
 from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
-from mindspeed_llm.fsdp2.checkpoint.safe_reader import (
-    SafeFileSystemReader,
-    TensorsOnlyPlanner,
-    load_plain,
-    read_metadata,
-    refused_class,
-    tensor_entries,
-)
+from mindspeed_llm.fsdp2.checkpoint.safe_reader import load_plain, read_metadata, tensor_entries
 from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError, Storage, open_storage
+from mindspeed_llm.fsdp2.checkpoint.tensor_files import read_tensors, write_bytes, write_tensors
 from mindspeed_llm.fsdp2.checkpoint.train_state import (
     check_entries,
     make_optimizer_tensors,
@@ -164,7 +154,7 @@ class CheckpointManager:
         """
         what = f"loading {folder}"
         tensors = self._storage.together(what, lambda: self._tensors_to_load(folder, manifest, model, optimizer))
-        self._read_tensors(folder, tensors)
+        read_tensors(tensors, folder, self._storage)
         path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
         same_ranks = manifest.topology["ranks"] == distributed.world_size()
         has_state = same_ranks and manifest.has_optimizer
@@ -238,7 +228,7 @@ class CheckpointManager:
         temporary = final.with_name(final.name + layout.TEMPORARY_SUFFIX)
         try:
             storage.leaders_only(f"making {temporary}", lambda: _fresh_folder(temporary))
-            self._write_tensors(job, temporary)
+            write_tensors(job.tensors, temporary, storage)
             storage.together(f"writing to {temporary}", lambda: self._write_rank_state(job, temporary))
             described = storage.together(f"reading back {temporary}", lambda: self._describe_my_files(temporary))
             everyone = storage.gather(described)
@@ -251,31 +241,12 @@ class CheckpointManager:
         size = sum(entry["size"] for part in everyone for entry in part.values())
         logger.info("Saved checkpoint %s (%.2f GiB in %.1f s)", final, size / 2**30, time.monotonic() - started)
 
-    def _write_tensors(self, job: _Job, folder: Path) -> None:
-        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # hints of the library about features that are not used here
-                dcp.save(dict(job.tensors), storage_writer=writer, process_group=self._storage.group)
-        except CheckpointException as error:
-            rank, (cause, _) = sorted(error.failures.items())[0]
-            raise CheckpointError(f"writing to {folder} failed on rank {rank}: {_first_cause(cause)}") from None
-        if not self._storage.shared:
-            self._spread_metadata(folder)
-
-    def _spread_metadata(self, folder: Path) -> None:
-        """Nodes with disks of their own all need the metadata, which only rank 0 has written."""
-        storage, path = self._storage, folder / layout.METADATA
-        mine = storage.together(f"reading {path}", lambda: path.read_bytes() if distributed.rank() == 0 else b"")
-        content = storage.gather(mine)[0]
-        storage.leaders_only(f"writing {path}", lambda: _write_bytes(path, content) if not mine else None)
-
     def _write_rank_state(self, job: _Job, folder: Path) -> None:
         path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
         path.parent.mkdir(exist_ok=True)
         buffer = io.BytesIO()
         torch.save(dict(job.rank_state), buffer)
-        _write_bytes(path, buffer.getvalue())
+        write_bytes(path, buffer.getvalue())
 
     def _describe_my_files(self, folder: Path) -> dict[str, dict[str, Any]]:
         rank = distributed.rank()
@@ -286,9 +257,9 @@ class CheckpointManager:
         return {name: layout.describe_file(folder / name) for name in names}
 
     def _publish(self, job: _Job, temporary: Path, final: Path, described: list[dict[str, dict[str, Any]]]) -> None:
-        files = {name: entry for part in described for name, entry in part.items()}
-        if not self._storage.shared:
-            files = {name: entry for name, entry in files.items() if (temporary / name).exists()}
+        nodes, mine = self._storage.nodes, self._storage.nodes[distributed.rank()]
+        here = [part for node, part in zip(nodes, described, strict=True) if self._storage.shared or node == mine]
+        files = {name: entry for part in here for name, entry in part.items()}
         layout.write_manifest(
             temporary,
             Manifest(
@@ -351,28 +322,6 @@ class CheckpointManager:
         check_entries(tensors, entries, str(folder))
         return tensors
 
-    def _read_tensors(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # as in saving
-                dcp.load(
-                    tensors,
-                    storage_reader=SafeFileSystemReader(folder),
-                    planner=TensorsOnlyPlanner(),
-                    process_group=self._storage.group,
-                )
-        except CheckpointException as error:
-            rank, (cause, _) = sorted(error.failures.items())[0]
-            raise CheckpointError(f"reading {folder} failed on rank {rank}: {_first_cause(cause)}") from None
-
-
-def _first_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    if isinstance(error, pickle.UnpicklingError):
-        return f"a file {refused_class(error)}"
-    return f"{type(error).__name__}: {error}"
-
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in host memory with the same sharding (the mesh of a DTensor stays the device's; only its shard moves)."""
@@ -380,13 +329,6 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return DTensor(tensor.to_local().to("cpu", copy=True), tensor._spec, requires_grad=False)
     return tensor.to("cpu", copy=True)
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _fresh_folder(path: Path) -> None:

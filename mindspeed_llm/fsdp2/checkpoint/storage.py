@@ -24,12 +24,14 @@ class Storage:
     """The checkpoint folder as this rank sees it.
 
     `group` is a gloo group of all ranks for the operations' own messages; `shared` says whether all nodes see one
-    folder; `is_leader` whether this rank makes, renames and removes directories.
+    folder; `is_leader` whether this rank makes, renames and removes directories. `nodes` has the node of every rank, by
+    the number of its first rank.
     """
 
     group: dist.ProcessGroup
     shared: bool
     is_leader: bool
+    nodes: tuple[int, ...]
 
     def together(self, what: str, action: Callable[[], Result]) -> Result:
         """Run `action` on every rank and go on only if all succeed, so that no rank waits for one that has failed.
@@ -73,7 +75,9 @@ def open_storage(folder: Path) -> Storage:
     dist.broadcast_object_list(names, src=0, group=group)
     probe = folder / f".shared_{names[0]}"
     first_of_node = distributed.local_rank() == 0
-    everyone = Storage(group=group, shared=False, is_leader=first_of_node)
+    nodes: list[int] = [0] * distributed.world_size()
+    dist.all_gather_object(nodes, distributed.rank() - distributed.local_rank(), group=group)
+    everyone = Storage(group=group, shared=False, is_leader=first_of_node, nodes=tuple(nodes))
 
     def make() -> None:
         if first_of_node:
@@ -86,4 +90,4 @@ def open_storage(folder: Path) -> Storage:
     if distributed.rank() == 0:
         probe.unlink()
     leader = distributed.rank() == 0 if shared else first_of_node
-    return Storage(group=group, shared=shared, is_leader=leader)
+    return Storage(group=group, shared=shared, is_leader=leader, nodes=tuple(nodes))
