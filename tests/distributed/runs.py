@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from mindspeed_llm.fsdp2 import main as command
@@ -129,23 +128,25 @@ def data_starts_over() -> Iterator[None]:
         yield
 
 
-def _failing_write(fails: Callable[[Path], bool]) -> AbstractContextManager[Any]:
-    """Writing a rank's random state fails where `fails(path)` says so."""
-    original = torch.save
+@contextlib.contextmanager
+def second_rank_cannot_write() -> Iterator[None]:
+    """Rank 1 finds no space for its random state."""
+    from mindspeed_llm.fsdp2.checkpoint import manager
 
-    def save(value: Any, stream: Any) -> None:
-        if fails(Path(stream.name)):
+    def refuse(path: Path, content: bytes) -> None:
+        if distributed.rank() == 1:
             raise OSError(28, "No space left on device")
-        original(value, stream)
+        path.write_bytes(content)
 
-    return mock.patch.object(torch, "save", save)
+    with mock.patch.object(manager, "write_bytes", refuse):
+        yield
 
 
 PATCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "optimizer_state_is_not_loaded": optimizer_state_is_not_loaded,
     "random_state_is_not_restored": random_state_is_not_restored,
     "data_starts_over": data_starts_over,
-    "second_rank_cannot_write": lambda: _failing_write(lambda path: distributed.rank() == 1),
+    "second_rank_cannot_write": second_rank_cannot_write,
 }
 
 
