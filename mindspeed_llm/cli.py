@@ -39,6 +39,10 @@ def run(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
     """
     try:
         code = main(argv) or 0
+    except BrokenPipeError:
+        # `... --help | head`: whoever read our output has seen enough. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_FAILURE
     except KeyboardInterrupt:
         if _rank() in (None, 0):
             print("interrupted", file=sys.stderr, flush=True)

@@ -90,7 +90,7 @@ def _train(config: Config) -> None:
         world_size=distributed.world_size(), fsdp_size=config.parallel.resolved_fsdp_size(distributed.world_size())
     )
     logger.info(
-        "Device %s (%s), %d ranks: %d replicas of the model, each sharded over %d",
+        "Device %s (%s), ranks: %d = %d x %d (copies of the model x shards)",
         device.type,
         platform_device.device_name(),
         mesh.size,

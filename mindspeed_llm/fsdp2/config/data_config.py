@@ -24,8 +24,7 @@ class DataConfig:
     """Evaluation data, given like `dataset`. Excludes `val_size`."""
 
     dataset_dir: str = "./configs/fsdp2/data"
-    """Folder of dataset_info.json. Its data sets are looked up here first; a `file_name` given in the configuration
-    in the current folder first, then here."""
+    """Folder of dataset_info.json. A relative `file_name` is looked up here first, then in the current folder."""
 
     cutoff_len: PositiveInt = 2048
     """Length of a sequence in tokens: the fixed length of manager `mg`, the upper limit of manager `lf`."""

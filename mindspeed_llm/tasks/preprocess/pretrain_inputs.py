@@ -47,9 +47,7 @@ def resolve_inputs(dataset: DatasetChoice | None, dataset_dir: str | Path) -> Pr
         elif weights is not None:
             raise UserError(f"data.dataset.file_name: {name!r} has a weight, but no {name}.bin and {name}.idx exist")
         else:
-            # Pretraining files are looked up in the current folder first, as prefixes are.
-            file = str(Path(name).resolve()) if Path(name).exists() else name
-            texts += resolve_datasets({**dataset, "file_name": file}, dataset_dir)
+            texts += resolve_datasets({**dataset, "file_name": name}, dataset_dir)
     if not names:
         texts = resolve_datasets(dataset, dataset_dir)
     return PretrainInputs(texts, prefixes, weights)
@@ -70,7 +68,7 @@ def _weights(names: list[Any]) -> list[float] | None:
 
 def _prefix(name: str, dataset_dir: Path) -> Path | None:
     stem = name.removesuffix(".bin").removesuffix(".idx")
-    for prefix in (Path(stem), dataset_dir / stem):
+    for prefix in (dataset_dir / stem, Path(stem)):
         if indexed_exists(prefix):
             return prefix
         for there, missing in ((bin_file, idx_file), (idx_file, bin_file)):
