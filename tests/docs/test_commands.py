@@ -52,11 +52,13 @@ def ids(commands: list[Command]) -> list[str]:
 
 
 def training_arguments(command: Command) -> list[str] | None:
-    """The arguments of train_fsdp2.py, or None when the command does not call it."""
+    """The arguments of train_fsdp2.py, or None when the command does not train."""
     words = [workplace.ABSOLUTE_PATHS.get(word, word) for word in command.words]
     for path, relative in workplace.ABSOLUTE_PATHS.items():
         words = [word.replace(path, f"{{}}/{relative}") for word in words]
-    return words[words.index("train_fsdp2.py") + 1 :] if "train_fsdp2.py" in words else None
+    if "train_fsdp2.py" not in words or "--list-checkpoints" in words:
+        return None
+    return words[words.index("train_fsdp2.py") + 1 :]
 
 
 def ranks(command: Command) -> int:
@@ -165,6 +167,15 @@ def test_other_command(command: Command, trained: Trained) -> None:
             trained.output(run)
             result = run_python(words[1:], trained.folder)
             assert re.search(r"^eval loss after +\d", result, re.MULTILINE)
+        case ["python", "train_fsdp2.py", "--list-checkpoints", run]:
+            trained.output(run)
+            assert "whole, latest" in run_python(words[1:], trained.folder)
+        case ["python", "-m", "mindspeed_llm.fsdp2.checkpoint.merge_dcp_to_hf", "--load-dir", checkpoint, *_]:
+            run = Path(checkpoint).parents[1]
+            written = sorted((trained.output(str(run)) / "checkpoints").glob("global_step_*"))[-1]
+            merged = [*words[1:4], str(written), *words[5:]]
+            run_python(merged, trained.folder)
+            assert (trained.folder / words[words.index("--save-dir") + 1] / "model.safetensors").is_file()
         case ["python", script, *_] if script.startswith("scripts/"):
             run_python(words[1:], trained.folder)
         case ["tensorboard", "--logdir", run]:
