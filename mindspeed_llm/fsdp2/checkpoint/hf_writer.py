@@ -26,6 +26,7 @@ from mindspeed_llm.fsdp2.checkpoint.weight_files import DTYPE_NAMES
 
 _STAGING = ".hf_export"
 _INDEX = "model.safetensors.index.json"
+_CONFIG = "config.json"
 _ALIGNMENT = 8
 
 
@@ -135,7 +136,12 @@ class HfWriter:
             save_tokenizer(self._staging)
 
     def publish(self) -> None:
-        """Move everything to the folder, the index last; weight files of an earlier export are removed."""
+        """Move everything to the folder; weight files of an earlier export are removed.
+
+        Several files cannot be exchanged in one step. config.json, without which no loader takes a directory for a
+        model, goes first and comes back last, so that a kill in between never leaves a mixture of two exports that
+        loads.
+        """
         waiting = [file for file, count in self._missing.items() if count]
         assert not waiting, f"files that are not complete: {waiting}"
         if len(self.plan.files) > 1:
@@ -144,9 +150,9 @@ class HfWriter:
                 "weight_map": dict(sorted(self._file_of.items())),
             }
             (self._staging / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        for stale in [*self._folder.glob("model*.safetensors"), self._folder / _INDEX]:
+        for stale in [self._folder / _CONFIG, self._folder / _INDEX, *self._folder.glob("model*.safetensors")]:
             stale.unlink(missing_ok=True)
-        for path in sorted(self._staging.iterdir(), key=lambda path: (path.name == _INDEX, path.name)):
+        for path in sorted(self._staging.iterdir(), key=lambda path: (path.name == _CONFIG, path.name)):
             target = self._folder / path.name
             if target.is_dir():
                 shutil.rmtree(target)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mindspeed_llm.fsdp2.checkpoint import hf_writer
 from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
@@ -153,18 +153,38 @@ def test_other_files_of_the_folder_stay(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
 
 
-def test_the_index_is_published_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that finds the index finds every file that it names."""
-    order: list[str] = []
+def test_a_kill_while_publishing_leaves_no_mixture_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after each of the moves in turn: either no config.json, or the whole new export."""
+    old, new = build_toy("llama", seed=0), build_toy("llama", seed=1)
     replace = os.replace
 
-    def watched(source: Path, target: Path) -> None:
-        order.append(Path(target).name)
-        replace(source, target)
+    class Killed(BaseException):
+        pass
 
-    monkeypatch.setattr(hf_writer.os, "replace", watched)
-    export(build_toy("llama_uneven"), tmp_path, shard_size=2000)
-    assert order[-1] == "model.safetensors.index.json" and len(order) == len(list(tmp_path.iterdir()))
+    def stop_after(moves: int) -> Callable[[Path, Path], None]:
+        left = iter(range(moves))
+
+        def move(source: Path, target: Path) -> None:
+            if next(left, None) is None:
+                raise Killed
+            replace(source, target)
+
+        return move
+
+    for moves in range(20):
+        export(old, tmp_path, shard_size=60_000)
+        monkeypatch.setattr(hf_writer.os, "replace", stop_after(moves))
+        try:
+            export(new, tmp_path, shard_size=100_000)
+            break  # the export needed no more moves: all places to stop have been tried
+        except Killed:
+            assert not (tmp_path / "config.json").exists()
+        finally:
+            monkeypatch.setattr(hf_writer.os, "replace", replace)
+    assert moves > 4
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    for name, tensor in new.state_dict().items():
+        assert torch.equal(loaded[name], tensor), name
 
 
 def test_tensors_of_all_types_at_their_places(tmp_path: Path) -> None:
