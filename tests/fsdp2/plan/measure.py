@@ -35,7 +35,7 @@ FIELDS: dict[str, Any] = {
     "vocab_size": 4096,
     "hidden_size": 512,
     "intermediate_size": 1408,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 6,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,

@@ -30,7 +30,7 @@ ROWS: list[Any] = [
     ),
     ("qwen3_moe", 1, {"parallel": FP32, "training": {"per_device_train_batch_size": 2}}),
     pytest.param(
-        "llama", 2, {"parallel": FP32, "training": {"per_device_train_batch_size": 2}}, marks=pytest.mark.torchrun
+        "llama", 2, {"parallel": FP32, "training": {"per_device_train_batch_size": 3}}, marks=pytest.mark.torchrun
     ),
 ]
 
