@@ -4,7 +4,7 @@
 #   sft_smollm2 [--data FILE]  fine-tune SmolLM2-135M-Instruct on 64 alpaca records for 20 steps with 2 processes: the
 #                              eval loss must fall, and the exported model must answer under its chat template.
 #                              FILE is an alpaca json or jsonl; default: ../shared/data/sft/alpaca_en_demo.json where
-#                              it exists, else records made from Python's manual.  [about 8 minutes on 2 cores]
+#                              it exists, else records made from Python's manual.  [5 to 9 minutes on 2 cores]
 #
 # Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
 set -euo pipefail

@@ -138,6 +138,65 @@ def norms_decay() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def segments_see_each_other() -> Iterator[None]:
+    """The positions that keep packed samples apart get lost."""
+    from mindspeed_llm.fsdp2.train import step
+
+    original = step.forward_loss
+    lost = mock.patch.object(
+        step,
+        "forward_loss",
+        lambda model, batch, **options: original(model, {**batch, "position_ids": None}, **options),
+    )
+    with lost:
+        yield
+
+
+@contextlib.contextmanager
+def fillers_teach_the_router() -> Iterator[None]:
+    """Rows that only fill up the last global batch count in the router's loss."""
+    from mindspeed_llm.fsdp2.train import step
+
+    original = step.OptimizerStep.run
+
+    def everything_counts(self, batches, **options):
+        return original(self, [{**batch, "num_samples": 1} for batch in batches], **options)
+
+    with mock.patch.object(step.OptimizerStep, "run", everything_counts):
+        yield
+
+
+@contextlib.contextmanager
+def router_sees_padding() -> Iterator[None]:
+    """The router's loss is computed over padding too."""
+    from mindspeed_llm.fsdp2.train import step
+
+    original = step.forward_loss
+    lost = mock.patch.object(
+        step,
+        "forward_loss",
+        lambda model, batch, **options: original(model, {**batch, "attention_mask": None}, **options),
+    )
+    with lost:
+        yield
+
+
+@contextlib.contextmanager
+def eval_mean_of_means() -> Iterator[None]:
+    """Evaluation averages the losses of its batches."""
+    from mindspeed_llm.fsdp2.train import evaluate, forward
+
+    def averaged(model, batch, **options):
+        result = forward.forward_loss(model, batch, **options)
+        return forward.MicroBatchLoss(nll_sum=result.nll_sum / max(averaged.count(batch["labels"]), 1), aux_loss=None)
+
+    averaged.count = lambda labels: int((labels != -100).sum())
+    one_per_batch = mock.patch.object(evaluate, "count_targets", lambda labels: (labels != -100).any())
+    with mock.patch.object(evaluate, "forward_loss", averaged), one_per_batch:
+        yield
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     function.__name__: function
     for function in (
@@ -151,5 +210,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
         expert_order,
         wrong_shard_offset,
         norms_decay,
+        segments_see_each_other,
+        fillers_teach_the_router,
+        router_sees_padding,
+        eval_mean_of_means,
     )
 }

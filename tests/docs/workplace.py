@@ -11,7 +11,7 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Paths of the pages -> what stands there: (toy of tests.support.toys).
+# Paths of the pages -> the toy of tests.support.toys that stands there.
 MODELS = {"model_from_hf/qwen3_hf": "qwen3", "output/quickstart/model": "llama_tied"}
 ABSOLUTE_PATHS = {"/data/alpaca.jsonl": "data/alpaca.jsonl"}
 
@@ -39,20 +39,26 @@ def _save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def save_model(toy: str, folder: Path) -> None:
+    """Write the toy of tests.support.toys with a tokenizer and a chat template, as a complete model directory."""
+    from tests.support.toys import save_toy
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    save_toy(toy, folder)
+    _save_tokenizer(folder)
+
+
 def make_workplace(folder: Path) -> Path:
     """Fill `folder`: links to the repository's code, toy models, data under the names that the pages use."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from scripts import demo_text
-    from tests.support.toys import save_toy
 
     for name in ("train_fsdp2.py", "examples", "scripts", "configs", "mindspeed_llm"):
         (folder / name).symlink_to(ROOT / name)
     for path, toy in MODELS.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        save_toy(toy, folder / path)
-        _save_tokenizer(folder / path)
+        save_model(toy, folder / path)
     demo_text.main(["--out", str(folder / "output/quickstart/data")])
     demo_text.main(["--out", str(folder / "output/alpaca"), "--format", "alpaca"])
     texts = [record["text"] for record in demo_text.text_records(demo_text.read_topics(), ["assert", "with"])]

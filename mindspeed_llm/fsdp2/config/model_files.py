@@ -89,8 +89,8 @@ def _check_weights(folder: Path) -> None:
         if any(next(folder.glob(pattern), None) for pattern in patterns):
             return
     raise UserError(
-        f"{folder} holds no weights (*.safetensors, *.bin or *.pt); set model.train_from_scratch to true to start from "
-        "random weights"
+        f"model.model_name_or_path: {folder} holds no weights (*.safetensors, *.bin or *.pt); set "
+        "model.train_from_scratch to true to start from random weights"
     )
 
 
@@ -102,6 +102,6 @@ def _check_index(folder: Path, index_name: str) -> None:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(
-            f"{folder} lacks weight files that {index_name} names: {', '.join(missing[:3])}{more}; the download is "
-            "incomplete"
+            f"model.model_name_or_path: {folder} lacks weight files that {index_name} names: "
+            f"{', '.join(missing[:3])}{more}; the download is incomplete"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from mindspeed_llm.fsdp2.config.parallel_config import ParallelConfig
-from mindspeed_llm.fsdp2.distributed.fsdp import ShardedModel, apply_fsdp
+from mindspeed_llm.fsdp2.distributed.fsdp import ShardedModel, apply_fsdp, module_groups
 from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
 from mindspeed_llm.fsdp2.distributed.modules import find_modules
 from mindspeed_llm.fsdp2.distributed.recompute import apply_recompute
@@ -17,3 +17,10 @@ def parallelize(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> 
     if config.recompute:
         apply_recompute(find_modules(model, config.recompute_modules, field="parallel.recompute_modules"))
     return apply_fsdp(model, mesh=mesh, config=config)
+
+
+def check_patterns(model: nn.Module, config: ParallelConfig) -> None:
+    """Raise `UserError` for a pattern of `config` that matches no module of `model` (which may be on meta)."""
+    module_groups(model, config)
+    if config.recompute:
+        find_modules(model, config.recompute_modules, field="parallel.recompute_modules")

@@ -17,7 +17,7 @@ from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 from mindspeed_llm.fsdp2.distributed.fsdp import ShardedModel
 from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
-from mindspeed_llm.fsdp2.distributed.parallelize import parallelize
+from mindspeed_llm.fsdp2.distributed.parallelize import check_patterns, parallelize
 from mindspeed_llm.fsdp2.models.fused import apply_fused_operators, choose_attention
 from mindspeed_llm.fsdp2.models.initialize import initialize_computed_buffers, initialize_weights
 from mindspeed_llm.observability.log import get_logger
@@ -132,18 +132,22 @@ def check_weights(config: ModelConfig, model: PreTrainedModel) -> None:
 
 
 def _build_on_meta(config: Config, model_config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, torch.dtype]]:
-    return build_on_meta(config, model_config), {}
+    model = build_on_meta(config, model_config)
+    check_patterns(model, config.parallel)
+    return model, {}
 
 
 def _build_on_host(config: Config, model_config: PretrainedConfig) -> tuple[PreTrainedModel, dict[str, torch.dtype]]:
+    # Mistakes that names and shapes show are told now: reading the weights of a large model takes minutes.
+    on_meta, _ = _build_on_meta(config, model_config)
     if config.model.train_from_scratch:
-        model = build_on_meta(config, model_config).to_empty(device="cpu")
+        model = on_meta.to_empty(device="cpu")
         model.tie_weights()
         initialize_weights(model, seed=config.training.seed)
         initialize_computed_buffers(model)
         return model, {}
     # The headers are checked against a meta model first: from_pretrained would fill gaps with random numbers.
-    weights = _weight_map(config.model, build_on_meta(config, model_config))
+    weights = _weight_map(config.model, on_meta)
     model = AutoModelForCausalLM.from_pretrained(
         config.model.model_name_or_path,
         config=model_config,

@@ -15,7 +15,14 @@ from transformers import LlamaConfig
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config import ModelConfig
-from mindspeed_llm.fsdp2.models.model_factory import BuiltModel, build_on_meta, check_weights, load_model_config
+from mindspeed_llm.fsdp2.models import model_factory
+from mindspeed_llm.fsdp2.models.model_factory import (
+    BuiltModel,
+    ModelFactory,
+    build_on_meta,
+    check_weights,
+    load_model_config,
+)
 from tests.distributed.rows import toy_config
 from tests.support.toys import save_toy
 
@@ -79,3 +86,24 @@ def test_the_dtype_of_an_export() -> None:
     assert built.export_dtype("from scratch") == torch.bfloat16
     nothing = BuiltModel(model=None, sharded=None, source_config=LlamaConfig(), source_dtypes={})
     assert nothing.export_dtype("from scratch") == torch.float32
+
+
+@pytest.mark.parametrize("meta", [False, True])
+@pytest.mark.parametrize("scratch", [False, True])
+@pytest.mark.parametrize("field", ["fsdp_modules", "ignored_modules", "recompute_modules"])
+def test_a_pattern_that_matches_nothing_is_found_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meta: bool, scratch: bool, field: str
+) -> None:
+    def too_early(*args: object, **options: object) -> None:
+        raise AssertionError("weights before patterns")
+
+    config = toy_config(
+        str(save_toy("llama_uneven", tmp_path)),
+        model={"init_model_with_meta_device": meta, "train_from_scratch": scratch},
+        parallel={"recompute": True, field: ["model.layer.{*}"]},
+    )
+    for name in ("load_weights", "initialize_weights"):
+        monkeypatch.setattr(model_factory, name, too_early)
+    monkeypatch.setattr(model_factory.AutoModelForCausalLM, "from_pretrained", too_early)
+    with pytest.raises(UserError, match=rf"parallel\.{field}: .*model\.layer\.\{{\*\}}.* matches no module of Llama"):
+        ModelFactory.create(config, mesh=None, device=torch.device("cpu"))
