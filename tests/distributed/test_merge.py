@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.merge_dcp_to_hf import main
 from tests.support.pool import RankPool
 from tests.support.runs import exported, save_model, text_data, write_config, write_texts
@@ -99,6 +100,35 @@ def test_names_types_and_files_of_another_model_directory(rank_pool: RankPool, t
     write_index(moved, dict.fromkeys(exported(output), "model-00001-of-00001.safetensors"))
     assert main([*arguments, "--save-dir", str(tmp_path / "d")]) == 0
     assert_same_directory(tmp_path / "d", output)
+
+
+@pytest.mark.parametrize("fields", [{}, HSDP], ids=["weights over both nodes", "a replica on each node"])
+def test_nodes_with_disks_of_their_own(
+    rank_pool: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, Any]
+) -> None:
+    model = save_model(tmp_path / "model", "llama")
+    data = text_data(write_texts(tmp_path / "data.jsonl", 20), manager="lf")
+    config = write_config(
+        tmp_path / "run", model, data, stage="pt", max_steps=STEPS, save_steps=STEPS, **{"parallel": {}, **fields}
+    )
+    argv = [config, "--training.output_dir", str(tmp_path / "node_{node}")]
+    results = rank_pool.run("tests.distributed.runs:train", ranks=4, argv=argv, nodes=2)
+    assert [result["error"] for result in results] == [None] * 4
+    output = tmp_path / "node_0"  # the rank that exports runs on this node
+    first, second = (tmp_path / f"node_{node}" / "checkpoints" / f"global_step_{STEPS}" for node in (0, 1))
+    if fields:
+        for checkpoint in (first, second):
+            assert main(["--load-dir", str(checkpoint)]) == 0
+            assert_same_directory(checkpoint / "hf_ckpt", output)
+        return
+    with pytest.raises(UserError, match=r"lacks __2_0.distcp, __3_0.distcp \(2 of 4 files with weights\)"):
+        main(["--load-dir", str(first)])
+    for path in second.glob("*.distcp"):
+        shutil.copy(path, first)
+    capsys.readouterr()
+    assert main(["--load-dir", str(first)]) == 0
+    assert "2 files come from other nodes" in capsys.readouterr().out
+    assert_same_directory(first / "hf_ckpt", output)
 
 
 def write_index(folder: Path, weight_map: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ of ranks that wrote them.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -27,13 +28,17 @@ class CheckpointTensors:
         metadata = read_metadata(folder)
         self.entries: dict[str, TensorStorageMetadata] = tensor_entries(metadata, folder)
         self._storage = metadata.storage_data or {}
-        self.files = sorted({info.relative_path for info in self._storage.values()})
-        for file in self.files:
+        for file in {info.relative_path for info in self._storage.values()}:
             # The name comes from a file that anybody may have written.
             if Path(file).name != file:
                 raise DamagedCheckpoint(f"{folder / METADATA} names {file}, which is not a file of this directory")
         for name, entry in self.entries.items():
             self._check_complete(name, entry)
+
+    def files_of(self, names: Iterable[str]) -> list[str]:
+        """The files that hold these tensors."""
+        chunks = ((name, chunk) for name in names for chunk in self.entries[name].chunks if all(chunk.sizes))
+        return sorted({self._storage[MetadataIndex(name, chunk.offsets)].relative_path for name, chunk in chunks})
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """The whole tensor in host memory, cast to `dtype` piece by piece.

@@ -71,8 +71,9 @@ def convert(
     tensors = CheckpointTensors(folder)
     state = model.state_dict()
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    check_entries({f"{MODEL}.{name}": t for name, t in state.items() if name not in tied}, tensors.entries, str(folder))
-    _check_files_present(folder, manifest, tensors)
+    wanted = {f"{MODEL}.{name}": tensor for name, tensor in state.items() if name not in tied}
+    check_entries(wanted, tensors.entries, str(folder))
+    _check_files_present(folder, manifest, tensors.files_of(wanted))
 
     dtype = dtype or manifest.config.get("training", {}).get("hf_export_dtype")
     plan = plan_export(model, state, _dtype_of(dtype, stored_dtypes, source_config))
@@ -164,15 +165,15 @@ def _dtype_of(
     return lambda name: stored.get(name, default)
 
 
-def _check_files_present(folder: Path, manifest: Manifest, tensors: CheckpointTensors) -> None:
-    missing = [file for file in tensors.files if not (folder / file).exists()]
+def _check_files_present(folder: Path, manifest: Manifest, needed: list[str]) -> None:
+    missing = [file for file in needed if not (folder / file).exists()]
     if missing:
         raise UserError(
             f"--load-dir: {folder} lacks {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''} "
-            f"({len(missing)} of {len(tensors.files)} files with tensors), which other nodes have written to disks of "
-            "their own; copy these files into one directory"
+            f"({len(missing)} of {len(needed)} files with weights), which other nodes have written to disks of their "
+            "own; copy these files into one directory"
         )
-    unlisted = [file for file in tensors.files if file not in manifest.files]
+    unlisted = [file for file in needed if file not in manifest.files]
     if unlisted:
         logger.warning(
             "%d files come from other nodes: the manifest of this one has no hashes to check them with", len(unlisted)
