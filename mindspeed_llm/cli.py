@@ -3,7 +3,10 @@
 Exit codes: 0 done, 1 a failure, 2 a mistake of the user (`UserError`), 130 interrupted with Ctrl-C.
 """
 
+import contextlib
 import os
+import re
+import signal
 import sys
 import time
 import traceback
@@ -25,8 +28,14 @@ FOLLOWER_WAIT_S = 10.0
 NEIGHBOUR_WAIT_S = 2.0
 # Ranks that lost the race for the message give the winner this long to finish writing it.
 LOSER_WAIT_S = 1.0
+# When a collective fails because a rank is gone, the others fail too, within moments of each other. Whoever has not
+# said so after this time is the one that was lost.
+LOST_RANK_WAIT_S = 3.0
 
 _STORE_KEY = "mindspeed_error"
+_BROKEN_COLLECTIVE = re.compile(
+    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed? ?out|remote process|NCCL|HCCL|socket"
+)
 _ONE_LINE_LIMIT = 2000
 
 
@@ -51,8 +60,10 @@ def run(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
         debug = debug_requested(argv)
         with_hint = not debug and not isinstance(error, UserError)
         trace = traceback.format_exc() if debug else ""
+        _announce()
         if _speaks():
-            print(trace + describe(error, _rank(), with_hint=with_hint), file=sys.stderr, flush=True)
+            lost = _lost_ranks() if isinstance(error, RuntimeError) and _BROKEN_COLLECTIVE.search(str(error)) else ""
+            print(trace + lost + describe(error, _rank(), with_hint=with_hint), file=sys.stderr, flush=True)
         elif debug:
             # Whoever debugs a hang or a crash wants the stack of every rank.
             print(f"rank {_rank()}:\n{trace}", file=sys.stderr, flush=True)
@@ -94,7 +105,11 @@ def _speaks() -> bool:
         except Exception as gone:
             # The store lives in rank 0. Without it this error is most likely a consequence of that rank's end, but it
             # may be the only one that anybody gets to see.
-            print(f"rank {rank}: the store of rank 0 is gone ({type(gone).__name__})", file=sys.stderr, flush=True)
+            print(
+                f"rank {rank}: lost rank 0, which holds the ranks' store: it does not answer ({type(gone).__name__})",
+                file=sys.stderr,
+                flush=True,
+            )
             return True
         if winner == str(rank):
             return True
@@ -104,6 +119,40 @@ def _speaks() -> bool:
         first_of_node = os.environ.get("LOCAL_RANK", str(rank)) == "0"
         time.sleep(FOLLOWER_WAIT_S if first_of_node else FOLLOWER_WAIT_S + NEIGHBOUR_WAIT_S)
     return True
+
+
+def _announce() -> None:
+    """Tell the other ranks that this one has ended with an error, and is not lost."""
+    if _rank() is not None and (store := _default_store()) is not None:
+        # torchrun ends the others as soon as it sees the lost one; the message must still get out.
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(Exception):  # without the store, `_speaks` says so
+            store.set(f"{_STORE_KEY}/{_rank()}", "ended")
+
+
+def _lost_ranks() -> str:
+    """A line that names the ranks that are gone without a word, or nothing where every rank has announced its end."""
+    rank, store = _rank(), _default_store()
+    if rank is None or store is None:
+        return ""
+    keys = {other: f"{_STORE_KEY}/{other}" for other in range(int(os.environ.get("WORLD_SIZE", "1")))}
+    deadline = time.monotonic() + LOST_RANK_WAIT_S
+    try:
+        while not store.check(list(keys.values())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        lost = [other for other, key in keys.items() if not store.check([key])]
+    except Exception as gone:
+        return (
+            f"rank {rank}: lost the process that holds the ranks' store, rank 0 or torchrun ({type(gone).__name__})\n"
+        )
+    if not lost:
+        return ""
+    names = ", ".join(map(str, lost[:20])) + (f" and {len(lost) - 20} more" if len(lost) > 20 else "")
+    return (
+        f"rank {rank}: lost rank{'s' if len(lost) > 1 else ''} {names}: ended without a message (killed, out of "
+        "memory, a crashed machine) or does not answer. What this rank saw of it:\n"
+    )
 
 
 def _default_store():

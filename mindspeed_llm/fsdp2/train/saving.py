@@ -78,7 +78,7 @@ class Saver:
         if self._manager is None:
             return
         manager = self._manager
-        # The failure of the save before is dealt with first; where training goes on, this save takes place all the same.
+        # A failure of the save before is dealt with first; where training goes on, this one takes place all the same.
         self._guard(manager.wait)
         self._guard(
             lambda: manager.save(

@@ -159,8 +159,9 @@ class Trainer:
             log_cpu_memory=training.log_cpu_memory,
             start_iteration=self.start_step,
         )
-        # `with`: the picture and the files are complete also after Ctrl-C or an error.
-        with recorder, TerminationSignal() as termination:
+        # `with`: the picture and the files are complete also after Ctrl-C or an error, and when torchrun sends SIGTERM
+        # because another rank is gone, which is about the same moment.
+        with TerminationSignal() as termination, recorder:
             if training.eval_on_start and self.start_step == 0:
                 self.evaluate(recorder, iteration=0)
             self.built.model.train()
