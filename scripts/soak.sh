@@ -5,6 +5,10 @@
 #                              eval loss must fall, and the exported model must answer under its chat template.
 #                              FILE is an alpaca json or jsonl; default: ../shared/data/sft/alpaca_en_demo.json where
 #                              it exists, else records made from Python's manual.  [5 to 9 minutes on 2 cores]
+#   kill_while_saving [--kills N] [--seed N] [--ranks N]
+#                              kill all ranks of a toy's training at random moments inside a save (20 times, half of
+#                              them with save_async), resume each time, and compare with a run that was never killed.
+#                              [about 3 minutes on 2 cores]
 #
 # Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
 set -euo pipefail
@@ -54,6 +58,11 @@ job_sft_smollm2() {
         --chat "Name three primary colours."
 }
 
+job_kill_while_saving() {
+    setup_environment "$here" dev
+    OMP_NUM_THREADS=1 "$PY" -m tests.support.kill "$@"
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -63,5 +72,6 @@ case "${1:-}" in
 -h | --help) usage ;;
 "") usage >&2 && die "which job?" ;;
 sft_smollm2) job_sft_smollm2 "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2)" ;;
+kill_while_saving) job_kill_while_saving "${@:2}" ;;
+*) die "unknown job $1 (known: sft_smollm2, kill_while_saving)" ;;
 esac
