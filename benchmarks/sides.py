@@ -6,17 +6,25 @@ Every side is AdamW (lr 1e-5, betas 0.9/0.95, decay 0.01) with clipping at 1.0 o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 LEARNING_RATE = 1e-5
 Step = Callable[[torch.Tensor], float]
 """Trains on input ids [batch, sequence] and returns the loss."""
+
+
+def random_batches(folder: str, *, sequence: int, seed: int) -> Iterator[torch.Tensor]:
+    """Input ids [1, sequence] without end, drawn from the model's vocabulary."""
+    vocabulary = AutoConfig.from_pretrained(folder).vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield torch.randint(0, vocabulary, (1, sequence), generator=generator)
 
 
 def load_model(folder: str) -> nn.Module:

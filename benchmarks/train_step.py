@@ -48,9 +48,9 @@ def main() -> None:
             else getattr(sides, name)(arguments.model)
         )
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    generator = torch.Generator().manual_seed(distributed.rank())
+    batches = sides.random_batches(arguments.model, sequence=arguments.sequence, seed=distributed.rank())
     for number in range(rounds):
-        batch = torch.randint(0, 40000, (1, arguments.sequence), generator=generator)
+        batch = next(batches)
         losses = {}
         for name, step in steps.items():
             dist.barrier()
