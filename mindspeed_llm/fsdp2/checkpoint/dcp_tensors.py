@@ -47,6 +47,8 @@ class CheckpointTensors:
             DamagedCheckpoint: a file that is missing or does not hold what the metadata says.
         """
         entry = self.entries[name]
+        if len(entry.chunks) == 1 and entry.size.numel():
+            return self._read_chunk(name, entry, entry.chunks[0]).to(dtype)
         whole = torch.empty(entry.size, dtype=dtype)
         for chunk in entry.chunks:
             if all(chunk.sizes):
