@@ -61,6 +61,13 @@ def destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
+def new_host_group() -> dist.ProcessGroup:
+    """A further group of all ranks for objects and tensors in host memory (a collective). Its messages do not queue up
+    behind those of the device, so that a thread may use it while training goes on.
+    """
+    return dist.new_group(backend="gloo")
+
+
 def averages_in_collectives() -> bool:
     """Whether the backend's reductions know ReduceOp.AVG; HCCL's operators are sum, product, maximum and minimum."""
     return collective_backend() != "hccl"

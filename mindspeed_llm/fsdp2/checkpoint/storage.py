@@ -70,7 +70,7 @@ def open_storage(folder: Path) -> Storage:
     Raises:
         CheckpointError: the folder cannot be made or written.
     """
-    group = dist.new_group(backend="gloo")
+    group = distributed.new_host_group()
     names: list[str] = [uuid.uuid4().hex]
     dist.broadcast_object_list(names, src=0, group=group)
     probe = folder / f".shared_{names[0]}"
