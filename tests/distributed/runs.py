@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from mindspeed_llm import cli
 from mindspeed_llm.fsdp2 import main as command
 from mindspeed_llm.fsdp2.train import trainer
 from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
@@ -62,7 +63,7 @@ def train(
         nodes: simulate so many nodes; local ranks and `NODE` (which `{node}` in `argv` becomes) follow.
 
     Returns:
-        "code" (exit code, None where an exception ended the run), "error" ("Type: text" or None), "log" (the lines of
+        "code" (exit code), "error" ("Type: text" of the exception that ended the run, or None), "log" (the lines of
         this rank's log), "samples" (per step, a number for each of this rank's rows).
     """
     per_node = dist.get_world_size() // nodes
@@ -74,22 +75,30 @@ def train(
     kept = _Kept()
     logger = logging.getLogger("mindspeed_llm")
     logger.addHandler(kept)
-    code, error = None, None
+    code, errors = None, []
+
+    def noting(argv: list[str]) -> int:
+        try:
+            return command.main(argv)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+            raise
+
+    terminate = signal.getsignal(signal.SIGTERM)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(trainer, "OptimizerStep", watched))
             for name in patches:
                 stack.enter_context(PATCHES[name]())
-            code = command.main(argv)
+            cli.run(noting, argv)
     except SystemExit as end:
         code = end.code
-    except Exception as failure:
-        error = f"{type(failure).__name__}: {failure}"
     finally:
         logger.removeHandler(kept)
+        signal.signal(signal.SIGTERM, terminate)
     # The store that ranks wait on lives with rank 0, which must not leave first.
     dist.barrier()
-    return {"code": code, "error": error, "log": kept.lines, "samples": seen}
+    return {"code": code, "error": errors[0] if errors else None, "log": kept.lines, "samples": seen}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,21 @@ def test_other_ranks_and_other_sharding(
         assert relative(one["lm_loss"], other["lm_loss"]) < 1e-6, one["iteration"]
         for key in ("iteration", "learning_rate", "consumed_samples", "consumed_tokens"):
             assert one[key] == other[key]
+
+
+def test_every_record_once_per_epoch(rank_pool: RankPool, tmp_path: Path) -> None:
+    """Three epochs of 90 records in three parts on 2, 3 and 4 ranks, with another global batch size each time."""
+    place = Workplace(rank_pool, tmp_path, toy="llama_uneven")
+    common: dict[str, Any] = {"max_steps": -1, "num_train_epochs": 3.0, "save_steps": 1000, "save_async": True}
+    parts = [
+        place.run("run", 2, gradient_accumulation_steps=4, stop_at={0: 10}, **common),
+        place.run("run", 3, gradient_accumulation_steps=2, stop_at={2: 6}, resume_from_checkpoint="latest", **common),
+        place.run("run", 4, gradient_accumulation_steps=5, fsdp_size=2, resume_from_checkpoint="latest", **common),
+    ]
+    assert [ends(rows)[0] for rows in parts] == [(143, None), (143, None), (0, None)]
+    found = Counter(row for rows in parts for rank in rows for step in rank["samples"] for row in step)
+    assert len(found) == 90 and set(found.values()) == {3}
+    steps = metrics(tmp_path / "run")
+    # 11 steps of 8, 7 of 6, and the rest of 270 in steps of 20.
+    assert len(steps) == 25
+    assert [steps[number - 1]["consumed_samples"] for number in (11, 18, 25)] == [88, 130, 270]
