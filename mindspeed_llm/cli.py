@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a failure, 2 a mistake of the user (`UserError`), 130 inte
 
 import contextlib
 import os
-import re
 import signal
 import sys
 import time
@@ -33,9 +32,6 @@ LOSER_WAIT_S = 1.0
 LOST_RANK_WAIT_S = 3.0
 
 _STORE_KEY = "mindspeed_error"
-_BROKEN_COLLECTIVE = re.compile(
-    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed? ?out|remote process|NCCL|HCCL|socket"
-)
 _ONE_LINE_LIMIT = 2000
 
 
@@ -62,8 +58,9 @@ def run(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
         trace = traceback.format_exc() if debug else ""
         _announce()
         if _speaks():
-            lost = _lost_ranks() if isinstance(error, RuntimeError) and _BROKEN_COLLECTIVE.search(str(error)) else ""
-            print(trace + lost + describe(error, _rank(), with_hint=with_hint), file=sys.stderr, flush=True)
+            print(
+                trace + _lost_ranks(error) + describe(error, _rank(), with_hint=with_hint), file=sys.stderr, flush=True
+            )
         elif debug:
             # Whoever debugs a hang or a crash wants the stack of every rank.
             print(f"rank {_rank()}:\n{trace}", file=sys.stderr, flush=True)
@@ -131,10 +128,16 @@ def _announce() -> None:
             store.set(f"{_STORE_KEY}/{_rank()}", "ended")
 
 
-def _lost_ranks() -> str:
-    """A line that names the ranks that are gone without a word, or nothing where every rank has announced its end."""
+def _lost_ranks(error: Exception) -> str:
+    """A line that names the ranks that are gone without a word; nothing where `error` is no broken collective, or where
+    every rank has announced its end.
+    """
     rank, store = _rank(), _default_store()
     if rank is None or store is None:
+        return ""
+    from mindspeed_llm.platform.distributed import is_broken_collective
+
+    if not is_broken_collective(error):
         return ""
     keys = {other: f"{_STORE_KEY}/{other}" for other in range(int(os.environ.get("WORLD_SIZE", "1")))}
     deadline = time.monotonic() + LOST_RANK_WAIT_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -12,6 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform.device import device_type
 
+_BROKEN_COLLECTIVE = re.compile(
+    r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed? ?out|remote process|NCCL|HCCL|socket"
+)
 _COLLECTIVE_BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
@@ -66,6 +70,11 @@ def new_host_group() -> dist.ProcessGroup:
     behind those of the device, so that a thread may use it while training goes on.
     """
     return dist.new_group(backend="gloo")
+
+
+def is_broken_collective(error: Exception) -> bool:
+    """Whether `error` is what a backend raises when another rank does not answer (any more)."""
+    return isinstance(error, RuntimeError) and _BROKEN_COLLECTIVE.search(str(error)) is not None
 
 
 def averages_in_collectives() -> bool:
