@@ -144,6 +144,22 @@ def test_within_a_group_the_first_failing_rank_speaks(tmp_path: Path, first: int
     assert said == [f"rank {first}: RuntimeError: failure of rank {first}"]
 
 
+@pytest.mark.distributed
+def test_whoever_sees_a_broken_collective_names_the_rank_that_is_gone(tmp_path: Path) -> None:
+    body = JOIN + (
+        "    cli.LOST_RANK_WAIT_S = 1.0\n"
+        "    if rank == 1:\n"
+        "        os._exit(7)\n"
+        "    dist.barrier()"
+    )  # fmt: skip
+    processes = [start(body, str(tmp_path / "store"), rank=rank) for rank in (0, 1)]
+    (code, _, err), (other, _, nothing) = (finish(process) for process in processes)
+    assert (code, other, nothing) == (1, 7, "")
+    said = err.splitlines()[-3:]
+    assert said[0].startswith("rank 0: lost rank 1: ended without a message")
+    assert said[1].startswith("rank 0: RuntimeError: ")
+
+
 def test_describe_shortens_what_is_too_long_for_a_line() -> None:
     line = describe(RuntimeError("x" * 5000), 3)
     assert line.startswith("rank 3: RuntimeError: xxx")
