@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a failure, 2 a mistake of the user (`UserError`), 130 inte
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -44,15 +45,13 @@ def run(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
     """
     try:
         code = main(argv) or 0
-    except BrokenPipeError:
-        # `... --help | head`: whoever read our output has seen enough. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EXIT_FAILURE
     except KeyboardInterrupt:
         if _rank() in (None, 0):
             print("interrupted", file=sys.stderr, flush=True)
         code = EXIT_INTERRUPTED
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            sys.exit(EXIT_FAILURE)
         debug = debug_requested(argv)
         with_hint = not debug and not isinstance(error, UserError)
         trace = traceback.format_exc() if debug else ""
@@ -66,6 +65,17 @@ def run(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
             print(f"rank {_rank()}:\n{trace}", file=sys.stderr, flush=True)
         code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
     sys.exit(code)
+
+
+def _output_is_closed() -> bool:
+    """Whether whoever read our output has seen enough (`... --help | head`); there is nobody left to tell then."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    # Python would write what is left at exit, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def debug_requested(argv: list[str]) -> bool:

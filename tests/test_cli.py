@@ -216,3 +216,21 @@ def test_parsing_and_checking_import_no_tensor_library(tmp_path: Path, repositor
         [sys.executable, "-c", program, *argv], cwd=repository, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_reader_that_has_seen_enough_is_not_told_of_an_error(repository: Path) -> None:
+    command = f"{sys.executable} train_fsdp2.py --help | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=repository, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage:") and done.stderr == ""
+
+
+def test_a_broken_pipe_of_something_else_is_an_error() -> None:
+    script = (
+        "import sys\n"
+        "from mindspeed_llm import cli\n"
+        "def main(argv):\n"
+        "    raise BrokenPipeError(32, 'a socket of the library')\n"
+        "cli.run(main, [])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "a socket of the library" in done.stderr
