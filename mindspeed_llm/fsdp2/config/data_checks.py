@@ -115,8 +115,6 @@ def _check_evaluation(config: Config) -> None:
             f"data.val_size = {data.val_size:g} and data.eval_dataset = {data.eval_dataset!r} exclude each other: "
             "evaluation samples come from data.dataset or from a data set of their own. Leave one of them out."
         )
-    if data.val_size > 0 and data.dataset is None:
-        raise UserError(f"data.val_size = {data.val_size:g} needs data.dataset, which is not set")
     if data.val_size >= 1 and data.val_size != int(data.val_size):
         raise UserError(
             f"data.val_size = {data.val_size:g} is neither a fraction below 1 nor a whole number of samples"

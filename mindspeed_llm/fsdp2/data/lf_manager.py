@@ -69,8 +69,16 @@ class LFDataManager:
         """Training samples and evaluation sets, from `tokenized_path` where it has content, else from records."""
         path = Path(self._data.tokenized_path) if self._data.tokenized_path else None
         if path is not None and tokenized_exists(path):
-            _LOG.info("reading tokenized data from %s; data.dataset and data.template are not looked at", path)
-            return load_tokenized(path)
+            train, held_out = load_tokenized(path, self.settings())
+            if self._data.eval_dataset is not None and not held_out:
+                raise UserError(
+                    f"data.tokenized_path {path} holds no evaluation data, but data.eval_dataset is set; name another "
+                    "folder to make both anew, or leave eval_dataset out"
+                )
+            _LOG.info("reading tokenized data from %s; data.dataset is not looked at", path)
+            return train, held_out
+        if self._data.dataset is None:
+            raise UserError(f"data.dataset is not set, and data.tokenized_path {path} holds no data yet")
         entries = resolve_datasets(self._data.dataset, self._data.dataset_dir)
         train, held_out = self._hold_out(self._mixed(entries), [entry.name for entry in entries])
         if self._data.eval_dataset is not None:
@@ -79,10 +87,27 @@ class LFDataManager:
         if path is not None:
             build_once(
                 lambda: tokenized_exists(path),
-                lambda: save_tokenized(path, train, held_out),
+                lambda: save_tokenized(path, train, held_out, self.settings()),
                 one_per_node=not self._data.data_shared_file_system,
             )
         return train, held_out
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the tokenized samples beside the records: name -> value, plain enough for JSON."""
+        data = self._data
+        names = ["cutoff_len", "max_samples", "val_size", "mix_strategy", "interleave_probs", "eval_on_each_dataset"]
+        settings: dict[str, Any] = {"training.stage": self._training.stage}
+        if self._renderer is None:
+            names.append("append_eod")
+        else:
+            names += ["train_on_prompt", "mask_history", "enable_thinking", "tool_format", "default_system"]
+            own = self._template is None
+            settings["data.template"] = "the tokenizer's own" if own else self._template.name
+            settings["content of the template"] = cache_key(template=None if own else asdict(self._template))
+        settings |= {f"data.{name}": getattr(data, name) for name in names}
+        if data.val_size or data.interleave_probs:
+            settings["training.seed"] = self._seed
+        return settings | {"tokenizer": self._tokenizer_identity}
 
     def _stores(self, entries: Sequence[DatasetEntry]) -> list[SampleStore]:
         return [self._store(entry) for entry in entries]
@@ -186,11 +211,6 @@ class LFDataManager:
     def _packed(self, samples: StoredSamples) -> SampleSet:
         capacity = self._data.cutoff_len
         lengths = samples.lengths
-        if len(lengths) and int(lengths.max()) > capacity:
-            raise UserError(
-                f"data.tokenized_path holds samples of {int(lengths.max())} tokens, more than data.cutoff_len "
-                f"{capacity}; set cutoff_len to the value it was made with"
-            )
         members, offsets = plan_packs(lengths, capacity, self._data.preprocessing_batch_size)
         filled = int(lengths.sum()) / ((len(offsets) - 1) * capacity)
         _LOG.info(

@@ -6,11 +6,11 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.data_config import DataConfig
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.render import Renderer, TemplateRenderer
-from mindspeed_llm.tasks.preprocess.templates import Template, load_template
+from mindspeed_llm.tasks.preprocess.templates import Template, load_template, template_names
 
 
 def make_renderer(data: DataConfig, tokenizer: Any) -> Renderer:
-    """The renderer of `data.template`; null is the tokenizer's own chat template, `empty` where it has none.
+    """The renderer of `data.template`; null is the tokenizer's own chat template.
 
     A template that brings its own end marker makes it the tokenizer's eos token, so that a model trained on it stops
     there when it generates.
@@ -39,8 +39,14 @@ def make_renderer(data: DataConfig, tokenizer: Any) -> Renderer:
 
 
 def chosen_template(data: DataConfig, tokenizer: Any) -> Template | None:
-    """The template given as data, or None for the tokenizer's own."""
-    if data.template is None and tokenizer.chat_template:
-        return None
-    template = load_template(data.template or "empty")
+    """The template given as data, or None for the tokenizer's own. Raises UserError where there is neither."""
+    if data.template is None:
+        if tokenizer.chat_template:
+            return None
+        raise UserError(
+            "data.template is not set, and the tokenizer has no chat template. Name the template that the model was "
+            f"trained with ({', '.join(sorted(template_names()))}); empty puts prompt and reply one after the other "
+            "without any mark"
+        )
+    template = load_template(data.template)
     return template.with_options(default_system=data.default_system, tool_format=data.tool_format)

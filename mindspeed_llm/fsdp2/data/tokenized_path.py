@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,22 +29,48 @@ def tokenized_exists(path: Path) -> bool:
     return False
 
 
-def save_tokenized(path: Path, train: StoredSamples, evaluation: Mapping[str, StoredSamples]) -> None:
-    """Write the samples in their order; the file that marks the folder as finished comes last."""
+def save_tokenized(
+    path: Path, train: StoredSamples, evaluation: Mapping[str, StoredSamples], settings: Mapping[str, Any]
+) -> None:
+    """Write the samples in their order with the settings that made them; the file that marks the folder as finished
+    comes last.
+    """
     path.mkdir(parents=True, exist_ok=True)
     _write(path / "train", train)
     prefixes = {name: f"eval{number}" for number, name in enumerate(evaluation)}
     for name, samples in evaluation.items():
         _write(path / prefixes[name], samples)
     temporary = temporary_name(path / _INFO)
-    temporary.write_text(json.dumps({"train": "train", "eval": prefixes}, indent=2), encoding="utf-8")
+    info = {"train": "train", "eval": prefixes, "settings": settings}
+    temporary.write_text(json.dumps(info, indent=2), encoding="utf-8")
     temporary.replace(path / _INFO)
 
 
-def load_tokenized(path: Path) -> tuple[StoredSamples, dict[str, StoredSamples]]:
-    """Read what `save_tokenized` wrote."""
+def load_tokenized(path: Path, settings: Mapping[str, Any]) -> tuple[StoredSamples, dict[str, StoredSamples]]:
+    """Read what `save_tokenized` wrote. Raises UserError where it was made with other settings."""
+    check_settings(path, settings)
     info = json.loads((path / _INFO).read_text(encoding="utf-8"))
     return _read(path / info["train"]), {name: _read(path / prefix) for name, prefix in info["eval"].items()}
+
+
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise UserError naming every setting whose value differs from the one that the data in `path` was made with."""
+    kept = json.loads((path / _INFO).read_text(encoding="utf-8")).get("settings")
+    advice = "name another folder, or delete this one to make the data anew"
+    if kept is None:
+        raise UserError(f"data.tokenized_path {path} does not say which settings made its data; {advice}")
+    # Through JSON, as the kept values went.
+    wanted = json.loads(json.dumps(settings))
+    differing = [
+        f"{name} (there {json.dumps(kept.get(name))}, now {json.dumps(wanted.get(name))})"
+        for name in dict.fromkeys((*kept, *wanted))
+        if kept.get(name) != wanted.get(name)
+    ]
+    if differing:
+        raise UserError(
+            f"data.tokenized_path {path} holds data made with other settings: {', '.join(differing)}. Set them as they "
+            f"were, {advice}"
+        )
 
 
 def _write(prefix: Path, samples: StoredSamples) -> None:

@@ -54,13 +54,16 @@ def test_unshuffled_order_is_the_file(tmp_path, alpaca):
     assert _texts(build(config, tokenizer), tokenizer) == [_full(record) for record in RECORDS]
 
 
-def test_template_null_is_the_tokenizers_own_else_empty(tmp_path, alpaca):
+def test_template_null_is_the_tokenizers_own_else_an_error(tmp_path, alpaca):
     alpaca["template"] = None
     tokenizer = chatml_tokenizer()
     config = make_config(tmp_path, alpaca, num_train_epochs=1, disable_shuffling=True)
     expected = "<|im_start|>user\nquestion 0 <|im_end|>\n<|im_start|>assistant\nanswer 0<|im_end|>\n"
     assert _texts(build(config, tokenizer), tokenizer)[0] == expected
-    tokenizer = byte_tokenizer()
+    with pytest.raises(UserError, match=r"data\.template is not set.* no chat template.*chatml, .*qwen3.*empty puts"):
+        build(config, byte_tokenizer())
+    tokenizer, alpaca["template"] = byte_tokenizer(), "empty"
+    config = make_config(tmp_path, alpaca, num_train_epochs=1, disable_shuffling=True)
     assert _texts(build(config, tokenizer), tokenizer)[0] == "question 0 answer 0"
 
 
@@ -227,7 +230,8 @@ def test_tokenized_path(tmp_path, alpaca):
     train, held_out = _texts(bundle, tokenizer), _eval_texts(bundle.eval, tokenizer)
     # Read back without the records.
     (tmp_path / "a.jsonl").unlink()
-    other = make_config(tmp_path, {"tokenized_path": str(path)}, num_train_epochs=1)
+    data |= {"dataset": None}
+    other = make_config(tmp_path, data, num_train_epochs=1)
     bundle = build(other, tokenizer)
     assert (_texts(bundle, tokenizer), _eval_texts(bundle.eval, tokenizer)) == (train, held_out)
     (path / "tokenized_info.json").unlink()
@@ -235,12 +239,55 @@ def test_tokenized_path(tmp_path, alpaca):
         file.unlink()
     with pytest.raises(UserError, match="exists, but holds no tokenized data"):
         build(other, tokenizer)
-    with pytest.raises(UserError, match=r"samples of .* tokens, more than data\.cutoff_len 8"):
-        write_jsonl(tmp_path / "a.jsonl", RECORDS)
-        build(config := make_config(tmp_path, {**alpaca, "tokenized_path": str(tmp_path / "k2")}), tokenizer)
-        build(
-            make_config(tmp_path, {"tokenized_path": str(tmp_path / "k2"), "cutoff_len": 8, "packing": True}), tokenizer
-        )
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder with tokenized data, and the settings that made it."""
+    folder = tmp_path_factory.mktemp("kept")
+    data = {"dataset": {"file_name": write_jsonl(folder / "a.jsonl", RECORDS)}, "template": "default", "val_size": 4}
+    data |= {"tokenized_path": str(folder / "tokens")}
+    build(make_config(folder, data), byte_tokenizer())
+    return folder, data
+
+
+@pytest.mark.parametrize(
+    ("changes", "training", "expected"),
+    [
+        ({"cutoff_len": 64}, {}, r"data\.cutoff_len \(there 2048, now 64\)\. Set"),
+        ({"template": "empty"}, {}, r'data\.template \(there "default", now "empty"\), content of the template'),
+        ({"train_on_prompt": True}, {}, r"data\.train_on_prompt \(there false, now true\)"),
+        ({"mask_history": True}, {}, r"data\.mask_history"),
+        ({"enable_thinking": None}, {}, r"data\.enable_thinking \(there true, now null\)"),
+        ({"tool_format": "qwen"}, {}, r"data\.tool_format"),
+        ({"default_system": "S"}, {}, r"data\.default_system"),
+        ({"max_samples": 5}, {}, r"data\.max_samples \(there null, now 5\)"),
+        ({"val_size": 0.0}, {}, r"data\.val_size .*training\.seed \(there 42, now null\)"),
+        ({"cutoff_len": 64, "max_samples": 5}, {}, r"data\.cutoff_len .*, data\.max_samples"),
+        ({}, {"seed": 1}, r"training\.seed \(there 42, now 1\)"),
+        ({}, {"stage": "pt"}, r'training\.stage \(there "sft", now "pt"\)'),
+    ],
+)
+def test_tokenized_path_refuses_other_settings(kept, changes, training, expected):
+    folder, data = kept
+    with pytest.raises(UserError, match=r"data\.tokenized_path .* made with other settings: .*" + expected):
+        build(make_config(folder, {**data, **changes}, **training), byte_tokenizer())
+
+
+def test_tokenized_path_and_its_tokenizer_and_origin(kept, tmp_path):
+    folder, data = kept
+    with pytest.raises(UserError, match=r"other settings: tokenizer \(there"):
+        build(make_config(folder, data), byte_tokenizer(["<new>"]))
+    # Where the records lie does not matter.
+    assert build(make_config(folder, {**data, "dataset": {"file_name": "gone.jsonl"}}), byte_tokenizer()).num_samples
+    info = folder / "tokens" / "tokenized_info.json"
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / info.name).write_text(json.dumps({"train": "train", "eval": {}}))
+    with pytest.raises(UserError, match="does not say which settings made its data"):
+        build(make_config(folder, {**data, "tokenized_path": str(tmp_path / "old")}), byte_tokenizer())
+    with pytest.raises(UserError, match=r"data\.dataset is not set, and data\.tokenized_path .* holds no data yet"):
+        data = {**data, "dataset": None, "tokenized_path": str(tmp_path / "new")}
+        build(make_config(folder, data), byte_tokenizer())
 
 
 def test_options_that_disagree(tmp_path, alpaca):
