@@ -100,10 +100,15 @@ def _rank() -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdecimal() else 1
+
+
 def _speaks() -> bool:
     """Whether this rank is the one that shows the error; may wait first (see the constants above)."""
     rank = _rank()
-    if rank is None or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if rank is None or _world_size() == 1:
         return True
     store = _default_store()
     if store is not None:
@@ -149,7 +154,7 @@ def _lost_ranks(error: Exception) -> str:
 
     if not is_broken_collective(error):
         return ""
-    keys = {other: f"{_STORE_KEY}/{other}" for other in range(int(os.environ.get("WORLD_SIZE", "1")))}
+    keys = {other: f"{_STORE_KEY}/{other}" for other in range(_world_size())}
     deadline = time.monotonic() + LOST_RANK_WAIT_S
     try:
         while not store.check(list(keys.values())) and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config import (
     Config,
     check_config,
@@ -65,13 +66,11 @@ def main(argv: list[str]) -> int:
 
 
 def _train(config: Config) -> None:
-    import torch.distributed as dist
-
     from mindspeed_llm.fsdp2.data.data_factory import DataFactory
     from mindspeed_llm.fsdp2.data.order import DataPosition
     from mindspeed_llm.fsdp2.distributed.mesh import build_mesh
     from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
-    from mindspeed_llm.fsdp2.models.tokenizer import check_vocabulary, load_tokenizer
+    from mindspeed_llm.fsdp2.models.preflight import preflight
     from mindspeed_llm.fsdp2.train.trainer import Trainer
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
@@ -97,15 +96,12 @@ def _train(config: Config) -> None:
         mesh.replicas,
         mesh.shards,
     )
-    if distributed.is_rank_zero():
-        _write_run_files(config, platform_device.device_name())
-    dist.barrier()
-    # Tokenizer and data come first: their mistakes are found before weights are read.
-    tokenizer = load_tokenizer(config.model)
+    # What costs nothing to check comes first, then the data, then the weights.
+    tokenizer = preflight(config).tokenizer
     micro_batches = training.per_device_train_batch_size * training.gradient_accumulation_steps
     saves = training.save_steps > 0 or training.save_epochs > 0
     wanted = training.resume_from_checkpoint
-    checkpoints = _open_checkpoints(config, mesh) if saves or wanted else None
+    checkpoints = _open_checkpoints(config, mesh) if wanted else None
     chosen = checkpoints.choose(wanted) if checkpoints and wanted else None
     if wanted == "latest" and chosen is None:
         logger.info("No checkpoint in %s yet: training starts at step 0", training.output_dir)
@@ -119,10 +115,11 @@ def _train(config: Config) -> None:
     )
     quiet_libraries(is_first_rank=distributed.is_rank_zero())
     built = ModelFactory.create(config, mesh=mesh, device=device, from_checkpoint=chosen is not None)
-    check_vocabulary(tokenizer, built.model)
     # From here on every rank draws its own dropout masks; weights and data order are fixed already.
     begun = progress["step"] if progress else 0
     seed_everything(training.seed + distributed.rank() + begun, deterministic=training.deterministic)
+    if saves and checkpoints is None:
+        checkpoints = _open_checkpoints(config, mesh)
     trainer = Trainer(
         config,
         built=built,
@@ -140,6 +137,9 @@ def _train(config: Config) -> None:
         if rank_state is not None:
             set_rng_state(rank_state["rng"])
         logger.info(_resume_line(folder, manifest, mesh.size))
+    # Not before all is ready: a run that could not start leaves the files of an earlier one as they are.
+    if distributed.is_rank_zero():
+        _write_run_files(config, platform_device.device_name())
     trainer.train()
     if created:
         # Only on success: after an error the group's store still serves to agree on the one rank that reports it.
@@ -195,10 +195,16 @@ def _write_run_files(config: Config, device_name: str) -> None:
     from mindspeed_llm.observability.versions import write_versions
 
     folder = Path(config.training.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run_config.yaml").write_text(dump_yaml(resolved_dict(config)), encoding="utf-8")
-    write_versions(folder, device_name=device_name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run_config.yaml").write_text(dump_yaml(resolved_dict(config)), encoding="utf-8")
+        write_versions(folder, device_name=device_name)
+    except OSError as error:
+        raise UserError(f"training.output_dir: cannot write to {folder} ({error}); choose another folder") from error
 
 
 def _environment_world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not (text.isdecimal() and int(text) > 0):
+        raise UserError(f"environment variable WORLD_SIZE={text!r}: expected a whole number above 0 (torchrun sets it)")
+    return int(text)

@@ -45,7 +45,8 @@ def setup_logging(rank: int | None = None, *, level: int = logging.INFO) -> None
         level: lowest level that rank 0 shows.
     """
     if rank is None:
-        rank = int(os.environ.get("RANK", "0"))
+        text = os.environ.get("RANK", "0")
+        rank = int(text) if text.isdecimal() else 0
     logger = logging.getLogger(ROOT_NAME)
     for handler in list(logger.handlers):
         if isinstance(handler, _LineHandler):

@@ -169,13 +169,7 @@ def no_weights(folder: Path) -> None:
     (folder / MODEL / "model.safetensors").unlink()
 
 
-def damaged_weights(folder: Path) -> None:
-    """Whoever reads them fails: an earlier mistake must be found before."""
-    (folder / MODEL / "model.safetensors").write_bytes(b"no weights")
-
-
 def long_prompts(folder: Path) -> None:
-    damaged_weights(folder)
     write_jsonl(folder / "alpaca.jsonl", [{**record, "instruction": "long " * 200} for record in RECORDS])
 
 
@@ -184,6 +178,11 @@ def missing_tensor(folder: Path) -> None:
     tensors = load_file(path)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+def no_tokenizer(folder: Path) -> None:
+    for path in [*(folder / MODEL).glob("tokenizer*"), folder / MODEL / "chat_template.jinja"]:
+        path.unlink(missing_ok=True)
 
 
 def nothing(folder: Path) -> None:
@@ -226,6 +225,7 @@ CONFIGURATION: list[tuple[str, Callable[[Path], None], list[str], dict[str, str]
         ["data.dataset", "alpaca_fool", "alpaca_full"],
     ),
     ("no such template", nothing, valid("--data.template", "qwen33"), {}, ["data.template", "qwen33"]),
+    ("a world that is no number", nothing, valid(), {"WORLD_SIZE": "four"}, ["WORLD_SIZE", "'four'"]),
     (
         "shards that do not divide the world",
         nothing,
@@ -243,7 +243,14 @@ LATER: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
         valid("--parallel.fsdp_modules", "model.layer.{*}"),
         ["parallel.fsdp_modules", "model.layer.{*}", "model.layers.0"],
     ),
+    (
+        "a list of modules",
+        nothing,
+        valid("--parallel.fsdp_modules", "model.layers"),
+        ["parallel.fsdp_modules", "'model.layers'", "model.layers.{*}"],
+    ),
     ("weights that do not fit", missing_tensor, valid(), ["model.layers.1.mlp.up_proj.weight"]),
+    ("no tokenizer", no_tokenizer, valid(), ["model.model_name_or_path", str(MODEL), "tokenizer.json"]),
 ]
 
 
@@ -280,8 +287,21 @@ def test_a_mistake_that_needs_the_model_or_the_tokenizer(
     prepare(workplace)
     done, _ = single(repository, workplace, *argv)
     assert_one_message(done, parts)
-    left = {path.name for path in (workplace / "out").iterdir()}
-    assert left <= {"run_config.yaml", "versions.json", "dataset_cache"}
+    # What an earlier run left there stays as it is.
+    left = {path.name for path in (workplace / "out").iterdir()} if (workplace / "out").exists() else set()
+    assert left <= {"dataset_cache"}
+
+
+def test_a_run_that_cannot_start_leaves_the_files_of_an_earlier_one(workplace: Path, repository: Path) -> None:
+    out = workplace / "out"
+    out.mkdir()
+    for name in ("run_config.yaml", "versions.json", "metrics.jsonl"):
+        (out / name).write_text(f"the earlier {name}")
+    long_prompts(workplace)
+    done, _ = single(repository, workplace, *valid())
+    assert done.returncode == 2, done.stderr[-3000:]
+    for name in ("run_config.yaml", "versions.json", "metrics.jsonl"):
+        assert (out / name).read_text() == f"the earlier {name}"
 
 
 def test_check_prints_the_plan_and_writes_nothing(workplace: Path, repository: Path) -> None:
@@ -298,7 +318,7 @@ def test_check_prints_the_plan_and_writes_nothing(workplace: Path, repository: P
         "  global batch   4 samples = 2 ranks x 2 x 1 micro steps",
         "  tokens a step  up to 256 (sequence 64)",
         "  steps          1",
-        f"  weights        {total / 2 * 4 / 1024**3:.3f} GiB",
+        f"  weights        {total / 2 * 4 / 1024**2:.1f} MiB",
         "The configuration is valid.",
     ):
         assert line in done.stdout, done.stdout

@@ -18,7 +18,7 @@ def find_modules(model: nn.Module, patterns: Sequence[str], *, field: str) -> di
         field: the configuration field that the patterns come from, for the message.
 
     Raises:
-        UserError: a pattern matches no module; names the nearest existing ones.
+        UserError: a pattern matches no module (names the nearest existing ones), or one that is only a container.
     """
     names = [name for name, _ in model.named_modules() if name]
     wanted: set[str] = set()
@@ -31,5 +31,11 @@ def find_modules(model: nn.Module, patterns: Sequence[str], *, field: str) -> di
                 f"{field}: {pattern!r} matches no module of {type(model).__name__}; its modules are named like "
                 f"{', '.join(near or names[:3])}"
             )
+        for name in found:
+            if isinstance(model.get_submodule(name), (nn.ModuleList, nn.ModuleDict)):
+                raise UserError(
+                    f"{field}: {pattern!r} matches {name}, which is a list of modules and never runs itself; name its "
+                    f"members instead, such as {name}.{{*}}"
+                )
         wanted.update(found)
     return {name: module for name, module in model.named_modules() if name in wanted}

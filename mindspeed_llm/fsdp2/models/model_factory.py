@@ -105,7 +105,10 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
             token=config.hf_hub_token,
         )
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        raise UserError(f"model.model_name_or_path: {source} has no usable config.json ({error})") from error
+        where = "has no usable config.json"
+        if not Path(source).is_dir():
+            where = "is no folder here, and as a hub id it could not be fetched"
+        raise UserError(f"model.model_name_or_path: {source} {where} ({error})") from error
     if config.model_id is not None and model_config.model_type != config.model_id:
         raise UserError(
             f"model.model_id: {config.model_id}, but {source}/config.json has model_type {model_config.model_type}; "

@@ -32,6 +32,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
             f"model.{field}: no tokenizer could be read from {source} ({type(error).__name__}: {error}); expected "
             "tokenizer.json or tokenizer.model with tokenizer_config.json"
         ) from error
+    if not tokenizer.encode("text", add_special_tokens=False):
+        # Without any file transformers makes an empty tokenizer of the model's class, which drops all text.
+        raise UserError(
+            f"model.{field}: {source} holds no tokenizer: encoding a word gives no token; expected tokenizer.json or "
+            "tokenizer.model with tokenizer_config.json"
+        )
     if config.add_tokens:
         tokenizer.add_tokens(_split(config.add_tokens))
     if config.add_special_tokens:

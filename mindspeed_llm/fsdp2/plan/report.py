@@ -12,8 +12,8 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.distributed.fsdp import DTYPES
 from mindspeed_llm.fsdp2.models.counts import ModelSize, model_size
-from mindspeed_llm.fsdp2.models.model_factory import build_on_meta, check_weights, load_model_config
-from mindspeed_llm.fsdp2.models.tokenizer import check_vocabulary, load_tokenizer
+from mindspeed_llm.fsdp2.models.model_factory import build_on_meta
+from mindspeed_llm.fsdp2.models.preflight import preflight
 from mindspeed_llm.fsdp2.plan.activations import BALANCED_EXPERTS, register_balanced_experts
 from mindspeed_llm.fsdp2.plan.data_sample import DataSample, sample_data
 from mindspeed_llm.fsdp2.plan.memory import MemoryPlan, plan_memory
@@ -29,19 +29,14 @@ def print_plan(config: Config, *, world_size: int) -> None:
     Raises:
         UserError: for the first thing that would stop the run.
     """
-    tokenizer = load_tokenizer(config.model)
-    model_config = load_model_config(config.model)
-    model = build_on_meta(config, model_config)
-    check_vocabulary(tokenizer, model)
-    if not config.model.train_from_scratch:
-        check_weights(config.model, model)
-    samples = sample_data(config, tokenizer)
-    size = model_size(model)
+    checked = preflight(config)
+    samples = sample_data(config, checked.tokenizer)
+    size = model_size(checked.model)
     _check_disk(config, size)
     shards = config.parallel.resolved_fsdp_size(world_size)
-    memory, unknown = plan_memory(_traceable(config, model_config), config, shards=shards)
+    memory, unknown = plan_memory(_traceable(config, checked.model_config), config, shards=shards)
     lines = [
-        *_model_lines(config, type(model).__name__, size),
+        *_model_lines(config, type(checked.model).__name__, size),
         *_batch_lines(config, world_size, shards),
         *[_data_line(sample) for sample in samples],
         *[f"  skipped        {line}" for sample in samples for line in sample.skipped],
@@ -101,7 +96,7 @@ def _memory_lines(memory: MemoryPlan, unknown: str | None) -> list[str]:
 
 
 def _gib(size: float) -> str:
-    return f"{size / _GIB:.3f} GiB"
+    return f"{size / _GIB:.2f} GiB" if size >= _GIB / 10 else f"{size / 2**20:.1f} MiB"
 
 
 def _check_disk(config: Config, size: ModelSize) -> None:

@@ -59,6 +59,11 @@ class Saver:
         self._samples_per_epoch = samples_per_epoch
 
     @property
+    def is_on(self) -> bool:
+        """Whether checkpoints are saved at all."""
+        return self._manager is not None
+
+    @property
     def failed(self) -> bool:
         """Whether a save in the background has failed on this rank; all ranks must then call `wait`."""
         return self._manager is not None and self._manager.failed

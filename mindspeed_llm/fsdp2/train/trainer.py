@@ -28,7 +28,7 @@ from mindspeed_llm.fsdp2.optim.loss_scaler import LossScaler
 from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.optim.schedule import build_schedule
 from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
-from mindspeed_llm.fsdp2.train.forward import Batch, check_model_takes
+from mindspeed_llm.fsdp2.train.forward import Batch
 from mindspeed_llm.fsdp2.train.saving import TERMINATED_EXIT_CODE, Saver, TerminationSignal
 from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
 from mindspeed_llm.observability.log import get_logger
@@ -41,8 +41,8 @@ from mindspeed_llm.platform.profiling import Profiler
 logger = get_logger(__name__)
 
 
-class NonFiniteLoss(RuntimeError):
-    """The loss or the gradient norm became NaN or infinite."""
+class NonFiniteLoss(UserError):
+    """The loss or the gradient norm became NaN or infinite; nearly always a learning rate or data that can be mended."""
 
 
 @dataclass(kw_only=True)
@@ -102,11 +102,6 @@ class Trainer:
         self.schedule = build_schedule(training, self.total_steps)
         self.optimizer = OptimizerFactory.create(built.model, training)
         self.scaler = LossScaler(enabled=config.parallel.param_dtype == "fp16")
-        check_model_takes(
-            built.model,
-            segments=config.data.neat_packing or config.data.reset_attention_mask,
-            aux_loss=training.router_aux_loss_coef > 0,
-        )
         self._step = OptimizerStep(
             model=built.model,
             sharded=built.sharded,
@@ -165,55 +160,64 @@ class Trainer:
             if training.eval_on_start and self.start_step == 0:
                 self.evaluate(recorder, iteration=0)
             self.built.model.train()
-            with self._profiler() as profiler:
-                interval = self._interval or _Interval(started=time.monotonic())
-                for iteration, micro_batches in enumerate(self._batches(), start=self.start_step + 1):
-                    samples_before = self.consumed_samples
-                    result = self._step.run(
-                        micro_batches,
-                        learning_rate=self.schedule.at(iteration - 1),
-                        signals=(int(termination.received), int(self._saver.failed)),
-                    )
-                    results.append(result)
-                    terminated, save_failed = result.signals
-                    self._account(result, interval, iteration)
-                    if iteration % training.logging_steps == 0 or iteration == self.total_steps:
-                        recorder.train_step(self._record(iteration, result, interval))
-                        interval = _Interval(started=time.monotonic())
-                    profiler.step()
-                    if training.eval_steps and iteration % training.eval_steps == 0 and iteration < self.total_steps:
-                        before = time.monotonic()
-                        self.evaluate(recorder, iteration=iteration)
-                        recorder.write_plot()
-                        interval.started += time.monotonic() - before
-                    if save_failed:
-                        self._saver.wait()
-                    is_last = iteration == self.total_steps
-                    if terminated or self._saver.is_due(
-                        step=iteration,
-                        is_last=is_last,
-                        samples_before=samples_before,
-                        samples_after=self.consumed_samples,
-                    ):
-                        before = time.monotonic()
-                        self._saver.save(
-                            iteration,
-                            model=self.built.model,
-                            optimizer=self.optimizer,
-                            progress=self._progress(iteration, interval),
-                        )
-                        recorder.write_plot()
-                        interval.started += time.monotonic() - before
-                    if terminated:
-                        self._saver.wait()
-                        logger.warning("SIGTERM: stopped after step %d of %d", iteration, self.total_steps)
-                        raise SystemExit(TERMINATED_EXIT_CODE)
+            try:
+                with self._profiler() as profiler:
+                    for result in self._steps(recorder, termination, profiler):
+                        results.append(result)
+            except KeyboardInterrupt:
+                done = self.start_step + len(results)
+                kept = "only checkpoints are kept" if self._saver.is_on else "nothing of it is kept"
+                logger.warning(
+                    "interrupted after step %d of %d: the model was not exported, %s", done, self.total_steps, kept
+                )
+                raise
             self._saver.wait()
             self.evaluate(recorder, iteration=self.total_steps)
             if training.save_hf_weights:
                 self.export()
             recorder.completed()
         return results
+
+    def _steps(self, recorder: RunRecorder, termination: TerminationSignal, profiler: Profiler) -> Iterator[StepResult]:
+        """Run, record, evaluate and save step by step."""
+        training = self.config.training
+        interval = self._interval or _Interval(started=time.monotonic())
+        for iteration, micro_batches in enumerate(self._batches(), start=self.start_step + 1):
+            samples_before = self.consumed_samples
+            result = self._step.run(
+                micro_batches,
+                learning_rate=self.schedule.at(iteration - 1),
+                signals=(int(termination.received), int(self._saver.failed)),
+            )
+            yield result
+            terminated, save_failed = result.signals
+            is_last = iteration == self.total_steps
+            self._account(result, interval, iteration)
+            if iteration % training.logging_steps == 0 or is_last:
+                recorder.train_step(self._record(iteration, result, interval))
+                interval = _Interval(started=time.monotonic())
+            profiler.step()
+            before = time.monotonic()
+            if training.eval_steps and iteration % training.eval_steps == 0 and not is_last:
+                self.evaluate(recorder, iteration=iteration)
+                recorder.write_plot()
+            if save_failed:
+                self._saver.wait()
+            if terminated or self._saver.is_due(
+                step=iteration, is_last=is_last, samples_before=samples_before, samples_after=self.consumed_samples
+            ):
+                self._saver.save(
+                    iteration,
+                    model=self.built.model,
+                    optimizer=self.optimizer,
+                    progress=self._progress(iteration, interval),
+                )
+                recorder.write_plot()
+            if terminated:
+                self._saver.wait()
+                logger.warning("SIGTERM: stopped after step %d of %d", iteration, self.total_steps)
+                raise SystemExit(TERMINATED_EXIT_CODE)
+            interval.started += time.monotonic() - before  # evaluating and saving are no part of a step's time
 
     def evaluate(self, recorder: RunRecorder, *, iteration: int) -> dict[str | None, EvalResult]:
         """Evaluate on every evaluation set (none: do nothing) and record the losses."""
@@ -300,7 +304,8 @@ class Trainer:
             elapsed_ms_per_iteration=elapsed * 1000.0 / interval.steps,
             learning_rate=self.schedule.at(iteration),
             global_batch_size=self.global_batch_size,
-            lm_loss=interval.nll_sum / interval.targets if interval.targets else 0.0,
+            # Without a target there is no loss: NaN (null in metrics.jsonl), where 0 would look like a perfect model.
+            lm_loss=interval.nll_sum / interval.targets if interval.targets else math.nan,
             grad_norm=result.grad_norm,
             max_memory_allocated_gb=peaks[0].item(),
             max_memory_reserved_gb=peaks[1].item(),
@@ -356,7 +361,8 @@ class Trainer:
             raise UserError("training.max_steps / num_train_epochs: no step to train; the data has too few samples")
         logger.info("***** Running training (FSDP2) *****")
         logger.info("  Num examples = %s", f"{self.data.train.num_samples:,}")
-        logger.info("  Num Epochs = %g", training.num_train_epochs)
+        epochs = self.total_steps * self.global_batch_size / self.data.train.num_samples
+        logger.info("  Num Epochs = %.3g", training.num_train_epochs if training.max_steps <= 0 else epochs)
         logger.info("  Total Batch Size = %s", f"{self.global_batch_size:,}")
         logger.info("  Gradient Accumulation steps = %d", training.gradient_accumulation_steps)
         logger.info("  Total optimization steps = %s", f"{self.total_steps:,}")

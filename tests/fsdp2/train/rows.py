@@ -118,6 +118,7 @@ class _Source:
     def __init__(self, batches: list[list[dict[str, Any]]]) -> None:
         self._batches = batches
         self.num_samples = self.steps_per_epoch = len(batches)
+        self.layouts: tuple[int, ...] = ()
 
     def total_steps(self, num_train_epochs: float, max_steps: int) -> int:
         return max_steps
@@ -140,12 +141,12 @@ def train(
     original = run._step.run
     calls = []
 
-    def poisoned(batches: Any, *, learning_rate: float) -> Any:
+    def poisoned(batches: Any, *, learning_rate: float, signals: Any) -> Any:
         calls.append(learning_rate)
         if len(calls) == poison_step:
             with torch.no_grad():
                 built.model.model.norm.weight.fill_(float("nan"))
-        return original(batches, learning_rate=learning_rate)
+        return original(batches, learning_rate=learning_rate, signals=signals)
 
     with mock.patch.object(run._step, "run", poisoned):
         results = run.train()
