@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config
-from mindspeed_llm.fsdp2.config.data_checks import check_data
+from mindspeed_llm.fsdp2.config.data_checks import check_data, data_notices
 from mindspeed_llm.fsdp2.config.fields import FieldSpec, all_fields
 from mindspeed_llm.fsdp2.config.help import shown
 from mindspeed_llm.fsdp2.config.inert import IDLE, INERT
@@ -60,7 +60,7 @@ def check_config(config: Config, *, world_size: int) -> list[str]:
         _check_profile(config, world_size)
     description = check_model_files(config.model)
     _check_output_dir(config)
-    return [*_notices(config), *_length_notice(config, description)]
+    return [*_notices(config), *data_notices(config), *_length_notice(config, description)]
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -10,7 +10,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import SECRETS, SECTIONS, Config
 from mindspeed_llm.fsdp2.config.fields import REQUIRED, FieldSpec, all_fields
 from mindspeed_llm.fsdp2.config.help import help_text
-from mindspeed_llm.fsdp2.config.suggestions import nearest, nearest_field
+from mindspeed_llm.fsdp2.config.suggestions import known_elsewhere, nearest, nearest_field, not_here
 from mindspeed_llm.fsdp2.config.values import from_tokens, from_yaml
 from mindspeed_llm.fsdp2.config.yaml_file import YamlSections, read_yaml
 
@@ -90,6 +90,8 @@ def _yaml_values(found: YamlSections) -> dict[str, Any]:
     values = {}
     for section, fields in found.values.items():
         if section not in SECTIONS:
+            if reason := not_here(section):
+                raise UserError(f"{found.where(section)}: unknown section '{section}'; {reason}")
             raise UserError(
                 f"{found.where(section)}: unknown section '{section}'; the sections are {', '.join(SECTIONS)}"
                 f" (nearest: {nearest(section, SECTIONS)})"
@@ -97,10 +99,8 @@ def _yaml_values(found: YamlSections) -> dict[str, Any]:
         for name, value in fields.items():
             spec = all_fields().get(f"{section}.{name}")
             if spec is None:
-                raise UserError(
-                    f"{found.where(section, name)}: unknown field {section}.{name}; did you mean "
-                    f"{nearest_field(section, name)}?"
-                )
+                hint = not_here(section, name) or f"did you mean {nearest_field(section, name)}?"
+                raise UserError(f"{found.where(section, name)}: unknown field {section}.{name}; {hint}")
             try:
                 values[spec.key] = from_yaml(spec, value)
             except ValueError as error:
@@ -139,10 +139,14 @@ def _option_spec(option: str) -> FieldSpec:
     section, dot, name = key.partition(".")
     if not dot:
         # A field without its section, or a misspelt switch.
+        if reason := not_here("", key):
+            raise UserError(f"command line: unknown option {option}; {reason}")
         owners = [field_key for field_key, field in all_fields().items() if field.name == key.replace("-", "_")]
-        near = owners[0] if owners else nearest(key, ("check", "debug", "help", "list-checkpoints", *all_fields()))
+        switches = ("check", "debug", "help", "list-checkpoints")
+        near = owners[0] if owners else known_elsewhere(key) or nearest(key, (*switches, *all_fields()))
         raise UserError(f"command line: unknown option {option}; did you mean --{near}?")
-    raise UserError(f"command line: unknown option {option}; did you mean --{nearest_field(section, name)}?")
+    hint = not_here(section, name) or f"did you mean --{nearest_field(section, name)}?"
+    raise UserError(f"command line: unknown option {option}; {hint}")
 
 
 def _mismatch(spec: FieldSpec, error: ValueError) -> str:

@@ -19,6 +19,11 @@ def check_data(config: Config) -> None:
     _check_choice("data.dataset", data.dataset)
     _check_choice("data.eval_dataset", data.eval_dataset)
     _check_manager(config)
+    if data.cutoff_len < 2 and data.data_manager_type == "lf":
+        raise UserError(
+            f"data.cutoff_len = {data.cutoff_len} leaves nothing to learn: the first token of a sample is never "
+            "predicted. Expected 2 or more."
+        )
     _check_split(config)
     _check_mixture(config)
     _check_evaluation(config)
@@ -34,6 +39,19 @@ def check_data(config: Config) -> None:
             "data.reset_attention_mask = true and data.append_eod = false disagree: documents are told apart by the "
             "end-of-text token. Set data.append_eod to true."
         )
+
+
+def data_notices(config: Config) -> list[str]:
+    """Lines about fields of section `data` that say less, or more, than they seem to."""
+    data = config.data
+    if data.data_manager_type == "mg":
+        return []
+    notices = []
+    if data.mix_strategy != "concat" and data.dataset is not None and _num_datasets(data.dataset) == 1:
+        notices.append(f"no effect from data.mix_strategy = {data.mix_strategy}: data.dataset is one data set")
+    if data.neat_packing and not data.packing:
+        notices.append("data.neat_packing = true packs samples, whatever data.packing says (false)")
+    return notices
 
 
 def _check_choice(field: str, choice: DatasetChoice | None) -> None:

@@ -75,6 +75,7 @@ IDLE: dict[str, Idle] = {
         "data.no_shared_storage",
         "data.reset_attention_mask",
     ),
+    **_rows("training.max_steps", lambda steps: steps > 0, "training.dataloader_drop_last"),
     **_rows("data.streaming", lambda streaming: not streaming, "data.buffer_size"),
     **_rows(
         "parallel.ep_size",

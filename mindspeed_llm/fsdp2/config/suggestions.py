@@ -42,20 +42,39 @@ _KNOWN_ELSEWHERE = {
 }
 
 
+_LORA = "LoRA is not available yet: training changes all weights"
+_NOT_HERE = {
+    "finetuning_type": _LORA,
+    "peft": _LORA,
+    "pissa_init": _LORA,
+    "use_dora": _LORA,
+    "additional_target": _LORA,
+}
+
+
+def not_here(section: str, name: str = "") -> str | None:
+    """Why a field known from other trainers does not exist, where its feature as a whole is missing."""
+    bare = name.replace("-", "_").lower()
+    if any(word.removeprefix("q").startswith("lora") for word in (section.lower(), bare)):
+        return _LORA
+    return _NOT_HERE.get(bare)
+
+
 def nearest_field(section: str, name: str) -> str:
     """The key `section.name` of the field that `section.name`, which does not exist, most likely means.
 
-    A field of exactly this name in another section comes first, then a name known from elsewhere, then spelling, first
-    among the fields of the same section.
+    A field of exactly this name in another section comes first, then a name known from elsewhere (nearly so spelt),
+    then spelling, first among the fields of the same section.
     """
     fields = all_fields()
     bare = name.replace("-", "_").rstrip(":").lower()
     for other in SECTIONS:
         if f"{other}.{bare}" in fields:
             return f"{other}.{bare}"
-    if bare in _KNOWN_ELSEWHERE:
-        return _KNOWN_ELSEWHERE[bare]
+    known = known_elsewhere(bare)
     own = [spec.name for spec in fields.values() if spec.section == section]
+    if known and not difflib.get_close_matches(bare, own, n=1, cutoff=0.85):
+        return known
     close = difflib.get_close_matches(bare, own, n=1, cutoff=0.6)
     if close:
         return f"{section}.{close[0]}"
@@ -63,6 +82,12 @@ def nearest_field(section: str, name: str) -> str:
     if close:
         return next(key for key, spec in fields.items() if spec.name == close[0])
     return nearest(f"{section}.{bare}", fields)
+
+
+def known_elsewhere(name: str) -> str | None:
+    """The field that `name`, or a name spelt nearly so, stands for in the Megatron backend or in other trainers."""
+    near = difflib.get_close_matches(name.replace("-", "_").lower(), _KNOWN_ELSEWHERE, n=1, cutoff=0.85)
+    return _KNOWN_ELSEWHERE[near[0]] if near else None
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -118,7 +118,8 @@ class TrainingConfig:
     """Keep loading processes alive between epochs. Needs `dataloader_num_workers` > 0."""
 
     dataloader_drop_last: bool = False
-    """Leave out the samples at the end of an epoch that do not fill a global batch."""
+    """Leave out the samples at the very end of the run that do not fill a global batch; epochs follow each other
+    without a gap, so that batches run across their ends. false: fill it up with rows that do not count."""
 
     per_device_train_batch_size: PositiveInt = 8
     """Samples of a micro batch."""

@@ -46,8 +46,8 @@ def from_tokens(spec: FieldSpec, tokens: list[str]) -> Any:
         if tokens[0].startswith("["):
             raise ValueError(f"{tokens[0]!r} looks like a YAML or JSON list; separate the items by spaces instead")
         return [_number_or_text(spec.item, token) for token in tokens]
-    if spec.kind is dict and tokens[0].lstrip().startswith("{"):
-        return _dataset_choice(_json_mapping(" ".join(tokens)))
+    if spec.kind is dict and tokens[0].lstrip().startswith(("{", "[")):
+        return _dataset_choice(_json(" ".join(tokens)))
     if spec.kind is dict:
         return tokens[0] if len(tokens) == 1 else list(tokens)
     if len(tokens) > 1:
@@ -133,11 +133,13 @@ def _dataset_choice(value: Any) -> Any:
     raise ValueError(f"{_named(value)} is neither a mapping nor a name nor a list of names")
 
 
-def _json_mapping(text: str) -> dict[str, Any]:
+def _json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{text!r} is no valid JSON: {error.msg} at character {error.pos + 1}") from None
+        raise ValueError(
+            f"{text!r} is no valid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}"
+        ) from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

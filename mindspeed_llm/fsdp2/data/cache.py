@@ -18,7 +18,7 @@ from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
 
 _LOG = logging.getLogger("mindspeed_llm")
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _HASHED_BYTES = 1 << 20
 _POLL_SECONDS = 0.05
 _FAILURE_SECONDS = 10.0
@@ -59,20 +59,24 @@ def stored(
     *,
     one_per_node: bool,
     overwrite: bool,
+    purpose: str = "train",
 ) -> None:
-    """Write the sample store `prefix` once, unless it exists; a store that is used again is reported as it was made."""
+    """Write the sample store `prefix` once, unless it exists; a store that is used again is reported as it was made.
+
+    `purpose` (train or evaluate) is for the message where no sample is left.
+    """
     built = False
 
     def build() -> None:
         nonlocal built
         built, summary = True, Summary()
-        write_store(prefix, keys, chunks(summary), summary)
+        write_store(prefix, keys, chunks(summary), summary, purpose=purpose)
 
     build_once(lambda: store_exists(prefix), build, one_per_node=one_per_node, overwrite=overwrite)
     if not built:
         summary = read_summary(prefix)
         _LOG.info("using %s: %d records, %d samples", prefix, summary.num_records, summary.num_samples)
-        for line in summary.skip_lines():
+        for line in (*summary.skip_lines(), *summary.notes()):
             _LOG.info("%s: %s", prefix.name, line)
 
 

@@ -13,6 +13,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored, tokenizer_identity
 from mindspeed_llm.fsdp2.data.lf_samples import PackedSamples, StoredSamples
+from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, EpochOrder
 from mindspeed_llm.fsdp2.data.renderers import chosen_template, make_renderer
 from mindspeed_llm.fsdp2.data.sample import Collator
@@ -79,11 +80,11 @@ class LFDataManager:
             return train, held_out
         if self._data.dataset is None:
             raise UserError(f"data.dataset is not set, and data.tokenized_path {path} holds no data yet")
-        entries = resolve_datasets(self._data.dataset, self._data.dataset_dir)
-        train, held_out = self._hold_out(self._mixed(entries), [entry.name for entry in entries])
+        with naming("data.dataset"):
+            entries = resolve_datasets(self._data.dataset, self._data.dataset_dir)
+            train, held_out = self._hold_out(self._mixed(entries), [entry.name for entry in entries])
         if self._data.eval_dataset is not None:
-            entries = resolve_datasets(self._data.eval_dataset, self._data.dataset_dir)
-            held_out = self._by_set(concatenated(self._stores(entries)), [entry.name for entry in entries])
+            held_out = self._evaluation_sets()
         if path is not None:
             build_once(
                 lambda: tokenized_exists(path),
@@ -109,10 +110,14 @@ class LFDataManager:
             settings["training.seed"] = self._seed
         return settings | {"tokenizer": self._tokenizer_identity}
 
-    def _stores(self, entries: Sequence[DatasetEntry]) -> list[SampleStore]:
-        return [self._store(entry) for entry in entries]
+    def _evaluation_sets(self) -> EvalSets:
+        """The samples of `eval_dataset`."""
+        with naming("data.eval_dataset"):
+            entries = resolve_datasets(self._data.eval_dataset, self._data.dataset_dir, field="data.eval_dataset")
+            stores = [self._store(entry, purpose="evaluate") for entry in entries]
+            return self._by_set(concatenated(stores), [entry.name for entry in entries])
 
-    def _store(self, entry: DatasetEntry) -> SampleStore:
+    def _store(self, entry: DatasetEntry, *, purpose: str) -> SampleStore:
         """The tokenized samples of one data set, from the cache or made now."""
         data = self._data
         key = cache_key(
@@ -148,6 +153,7 @@ class LFDataManager:
             ),
             one_per_node=not data.data_shared_file_system,
             overwrite=data.overwrite_cache,
+            purpose=purpose,
         )
         return SampleStore(prefix)
 
@@ -161,7 +167,7 @@ class LFDataManager:
         return ConversationWork(self._renderer, options, entry.formatting, entry.columns, entry.tags)
 
     def _mixed(self, entries: Sequence[DatasetEntry]) -> StoredSamples:
-        stores = self._stores(entries)
+        stores = [self._store(entry, purpose="train") for entry in entries]
         # A data set with num_samples counts as that many samples, drawn with repetition where it has fewer.
         places = [
             np.arange(len(store)) if entry.num_samples is None else resample(len(store), entry.num_samples, self._seed)
@@ -249,7 +255,8 @@ class LFDataManager:
             raise UserError(
                 "data.streaming and data.packing exclude each other: packing looks at whole batches of samples"
             )
-        entries = resolve_datasets(data.dataset, data.dataset_dir)
+        with naming("data.dataset"):
+            entries = resolve_datasets(data.dataset, data.dataset_dir)
         source = StreamTrainSource(
             RecordStream(
                 entries,
@@ -268,8 +275,7 @@ class LFDataManager:
         )
         held_out: EvalSets = {}
         if data.eval_dataset is not None:
-            entries = resolve_datasets(data.eval_dataset, data.dataset_dir)
-            held_out = self._by_set(concatenated(self._stores(entries)), [entry.name for entry in entries])
+            held_out = self._evaluation_sets()
         sources = self._eval_sources(held_out, split)
         if data.val_size:
             sources = self._eval_source(source.stream.held_out(), split)

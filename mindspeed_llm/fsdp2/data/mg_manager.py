@@ -19,6 +19,7 @@ from mindspeed_llm.fsdp2.data.cache import (
     tokenizer_identity,
 )
 from mindspeed_llm.fsdp2.data.mg_samples import Blend, Chain, NextTokenSamples, TokenRows
+from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource
@@ -63,8 +64,10 @@ class MegatronDataManager:
     ) -> tuple[MapTrainSource, EvalSource | None]:
         """Build the training source, and the evaluation source if there is evaluation data."""
         data, training = self._config.data, self._config.training
-        readers, weights = self._readers(resolve_inputs(data.dataset, data.dataset_dir))
+        with naming("data.dataset"):
+            readers, weights = self._readers(resolve_inputs(data.dataset, data.dataset_dir), purpose="train")
         parts = [split_documents(self._num_documents(reader), data.split) for reader in readers]
+        self._check_split(parts)
         start = start or DataPosition()
         train, per_epoch, layouts = self._train_rows(
             readers, [part[0] for part in parts], weights, split.global_batch_size, start
@@ -82,11 +85,27 @@ class MegatronDataManager:
             layouts=layouts,
         )
         if data.eval_dataset is not None:
-            readers, _ = self._readers(resolve_inputs(data.eval_dataset, data.dataset_dir))
+            with naming("data.eval_dataset"):
+                inputs = resolve_inputs(data.eval_dataset, data.dataset_dir, field="data.eval_dataset")
+                readers, _ = self._readers(inputs, purpose="evaluate")
             documents = [np.arange(self._num_documents(reader), dtype=np.int32) for reader in readers]
         else:
             documents = [part[1] for part in parts]
         return source, self._eval_source(readers, documents, split)
+
+    def _check_split(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+        """Raise UserError when a part of `data.split` that is wanted gets no document."""
+        data = self._config.data
+        shares = data.split_weights
+        train, evaluation, _ = (sum(len(part[number]) for part in parts) for number in range(3))
+        for name, share, count in (("training", shares[0], train), ("evaluation", shares[1], evaluation)):
+            if share and not count and not (name == "evaluation" and data.eval_dataset is not None):
+                total = sum(len(documents) for part in parts for documents in part)
+                raise UserError(
+                    f"data.split {data.split!r} leaves no document for {name}: {share:g} / {sum(shares):g} of {total} "
+                    f"documents is {total * share / sum(shares):.2g}, as a whole number 0; raise its share, or use "
+                    "text of more documents"
+                )
 
     def _num_documents(self, reader: IndexedReader) -> int:
         limit = self._config.data.max_samples
@@ -110,13 +129,13 @@ class MegatronDataManager:
             max_samples=self._config.data.eval_max_samples,
         )
 
-    def _readers(self, inputs: PretrainInputs) -> tuple[list[IndexedReader], list[float] | None]:
+    def _readers(self, inputs: PretrainInputs, *, purpose: str) -> tuple[list[IndexedReader], list[float] | None]:
         readers = [IndexedReader(prefix) for prefix in inputs.prefixes]
         if inputs.texts:
-            readers.append(self._tokenized(inputs.texts))
+            readers.append(self._tokenized(inputs.texts, purpose))
         return readers, inputs.weights
 
-    def _tokenized(self, entries: Sequence[DatasetEntry]) -> IndexedReader:
+    def _tokenized(self, entries: Sequence[DatasetEntry], purpose: str) -> IndexedReader:
         data = self._config.data
         key = cache_key(
             files=[[files_identity(entry.files), entry.columns["text"]] for entry in entries],
@@ -144,6 +163,7 @@ class MegatronDataManager:
             chunks,
             one_per_node=data.no_shared_storage,
             overwrite=data.overwrite_cache,
+            purpose=purpose,
         )
         return IndexedReader(key_prefix(prefix, "text"))
 
@@ -169,11 +189,17 @@ class MegatronDataManager:
             wanted = start.samples + (training.max_steps - start.step) * global_batch_size
         else:
             wanted = math.floor(per_epoch * training.num_train_epochs + 1e-6)
-        if wanted < 1 or not sum(tokens):
+        if not per_epoch:
             raise UserError(
-                f"the training text has {sum(tokens)} tokens, which is {per_epoch} samples of data.cutoff_len "
-                f"{self._length} (a sample takes cutoff_len + 1); use more text, a smaller cutoff_len, or "
-                "training.max_steps, which repeats the text"
+                f"data.dataset: the training text has {sum(tokens)} tokens, which is 0 samples of data.cutoff_len "
+                f"{self._length}: a sample takes cutoff_len + 1 = {self._length + 1} tokens and would hold the text "
+                "several times; use more text or a smaller cutoff_len"
+            )
+        if wanted < 1:
+            raise UserError(
+                f"training.num_train_epochs {training.num_train_epochs:g} of the {per_epoch} samples of an epoch "
+                f"({sum(tokens)} tokens, data.cutoff_len {self._length}) are no sample; use more epochs, more text "
+                "or a smaller cutoff_len"
             )
         _LOG.info("pretraining data: %d tokens, %d samples of %d per epoch", sum(tokens), per_epoch, self._length)
         layouts = start.layouts
@@ -204,6 +230,13 @@ class MegatronDataManager:
                 raise UserError(f"data set {reader.prefix} has weight {share:g}, but no tokens to train on")
         which, sample = blend_order(shares, wanted)
         counts = np.bincount(which, minlength=len(readers))
+        for reader, number_of_tokens, drawn in zip(readers, tokens, counts, strict=True):
+            if drawn and not samples_per_epoch(number_of_tokens, self._length):
+                raise UserError(
+                    f"data.dataset: {reader.prefix} has {number_of_tokens} tokens to train on, but a sample of "
+                    f"data.cutoff_len {self._length} takes {self._length + 1} and would hold them several times; leave "
+                    "it out, use more text or a smaller cutoff_len"
+                )
         parts: list[TokenRows] = []
         for number, (reader, part) in enumerate(zip(readers, documents, strict=True)):
             share = math.ceil(wanted * shares[number] / sum(shares))

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.data.order import FILLER, BatchSplit, DataPosition, EpochOrder, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator, Sample
+from mindspeed_llm.tasks.preprocess.samples import IGNORE_INDEX
 
 Batch = dict[str, Any]
 
@@ -91,6 +93,7 @@ class MapTrainSource:
         start: DataPosition | None = None,
         layouts: tuple[int, ...] = (),
     ) -> None:
+        _require_target(samples, len(samples), "training")
         self._samples, self._order, self._split, self._collator = samples, order, split, collator
         self._drop_last, self._loader = drop_last, loader or LoaderOptions()
         self._start = start or DataPosition()
@@ -158,6 +161,7 @@ class EvalSource:
         self._samples, self._collator = samples, collator
         self._rank, self._num_ranks, self._rows = rank, num_ranks, micro_batch_size
         self.num_samples = len(samples) if max_samples is None else min(max_samples, len(samples))
+        _require_target(samples, self.num_samples, "evaluation")
 
     def __len__(self) -> int:
         """Number of micro batches of each rank."""
@@ -170,6 +174,15 @@ class EvalSource:
             first = (step * self._num_ranks + self._rank) * self._rows
             indices: Sequence[int] = range(first, first + self._rows)
             yield self._collator([samples[i] if i < self.num_samples else None for i in indices])
+
+
+def _require_target(samples: SampleSet, count: int, purpose: str) -> None:
+    """Raise UserError when none of the first `count` samples has a target. As a rule the first one has."""
+    if not any(np.any(samples[index].labels != IGNORE_INDEX) for index in range(count)):
+        raise UserError(
+            f"no token of the {purpose} data has a target, so there is no loss: raise data.cutoff_len, or give other "
+            f"data ({'data.dataset' if purpose == 'training' else 'data.eval_dataset'})"
+        )
 
 
 def _num_positions(num_samples: int, num_train_epochs: float) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition
 from mindspeed_llm.fsdp2.data.sample import Collator, Sample, shifted
 from mindspeed_llm.fsdp2.data.sources import Batch, LoaderOptions
@@ -50,20 +51,24 @@ class RecordStream:
             summary = Summary()
             random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self._seed, epoch))))
             records = itertools.islice(self._mixed(random), self._skip, None)
-            for item in _shuffled(records, self._buffer_size, random):
-                yield from self._tokenized(item, summary)
-            for line in summary.skip_lines():
+            with naming("data.dataset"):
+                for item in _shuffled(records, self._buffer_size, random):
+                    yield from self._tokenized(item, summary)
+            for line in (*summary.skip_lines(), *summary.notes()):
                 _LOG.warning("stream, pass %d: %s", epoch + 1, line)
             if summary.num_samples == 0:
                 reasons = "; ".join(summary.skip_lines()) or "there are no records"
-                raise UserError(f"no sample to train on is left of {summary.num_records} streamed records: {reasons}")
+                raise UserError(
+                    f"data.dataset: no sample to train on is left of {summary.num_records} streamed records: {reasons}"
+                )
 
     def held_out(self) -> list[Sample]:
         """The samples of the first `skip` records."""
         summary = Summary()
         random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((self._seed, 0))))
         records = itertools.islice(self._mixed(random), self._skip)
-        samples = [sample for item in records for sample in self._tokenized(item, summary)]
+        with naming("data.dataset"):
+            samples = [sample for item in records for sample in self._tokenized(item, summary)]
         if not samples:
             raise UserError(f"data.val_size {self._skip}: none of the first {self._skip} records gives a sample")
         return samples

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
+from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
 from mindspeed_llm.tasks.preprocess.records import FORMATS, UnusableRecord, missing_column, to_conversation
 from mindspeed_llm.tasks.preprocess.templates import load_template
-from mindspeed_llm.tasks.preprocess.tokenize import empty_file, text_of
+from mindspeed_llm.tasks.preprocess.tokenize import empty_files, text_of
 
 _TOKENIZED_INFO = "tokenized_info.json"
 
@@ -31,26 +32,24 @@ def validate_data(config: Config) -> None:
     for field, dataset in (("data.dataset", data.dataset), ("data.eval_dataset", data.eval_dataset)):
         if dataset is None or kept:
             continue
-        try:
+        with naming(field):
             if data.data_manager_type == "mg":
-                inputs = resolve_inputs(dataset, data.dataset_dir)
+                inputs = resolve_inputs(dataset, data.dataset_dir, field=field)
                 for prefix in inputs.prefixes:
                     if not len(IndexedReader(prefix)):
                         raise UserError(f"indexed data set {prefix} holds no documents")
                 entries = inputs.texts
             else:
-                entries = resolve_datasets(dataset, data.dataset_dir)
+                entries = resolve_datasets(dataset, data.dataset_dir, field=field)
             _check_entries(entries, is_chat=config.training.stage == "sft")
-        except UserError as error:
-            raise error if str(error).startswith("data.") else UserError(f"{field}: {error}") from error
 
 
 def _check_entries(entries: Sequence[DatasetEntry], *, is_chat: bool) -> None:
     for entry in entries:
-        for file in entry.files:
-            first = next(iter(itertools.islice(read_file(file), 1)), None)
-            if first is None:
-                raise empty_file(file)
+        firsts = [record for file in entry.files for record in itertools.islice(read_file(file), 1)]
+        if not firsts:
+            raise empty_files(entry.files)
+        for first in firsts:
             if is_chat:
                 _check_conversation(entry, first)
             else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.readers import data_files
+from mindspeed_llm.tasks.preprocess.readers import data_files, json_problem
 from mindspeed_llm.tasks.preprocess.records import FORMATS
 
 INFO_FILE = "dataset_info.json"
@@ -57,20 +57,22 @@ def split_names(dataset: DatasetChoice | None) -> list[Any]:
     return [item.strip() if isinstance(item, str) else item for item in items if item != ""]
 
 
-def resolve_datasets(dataset: DatasetChoice | None, dataset_dir: str | Path) -> list[DatasetEntry]:
-    """Resolve `data.dataset` (or `data.eval_dataset`) to entries with existing files.
+def resolve_datasets(
+    dataset: DatasetChoice | None, dataset_dir: str | Path, *, field: str = "data.dataset"
+) -> list[DatasetEntry]:
+    """Resolve `data.dataset`, or `data.eval_dataset` where `field` says so, to entries with existing files.
 
     Raises UserError naming the field, the value and the nearest valid name when something does not exist.
     """
     entries: list[DatasetEntry] = []
     for item in split_names(dataset):
         if isinstance(item, str):
-            keys = _registered(item, Path(dataset_dir))
-            entries.append(_entry(item, keys, Path(dataset_dir)))
+            keys = _registered(item, Path(dataset_dir), field)
+            entries.append(_entry(f"{field}: data set {item!r}", item, keys, Path(dataset_dir)))
         elif isinstance(item, Mapping):
-            entries += _inline(item, Path(dataset_dir))
+            entries += _inline(item, Path(dataset_dir), field)
         else:
-            raise UserError(f"data.dataset: expected a name or a mapping with file_name, found {item!r}")
+            raise UserError(f"{field}: expected a name or a mapping with file_name, found {item!r}")
     return entries
 
 
@@ -87,37 +89,38 @@ def local_path(name: str | Path, dataset_dir: Path) -> Path:
     return found
 
 
-def _registered(name: str, dataset_dir: Path) -> Mapping[str, Any]:
+def _registered(name: str, dataset_dir: Path, field: str) -> Mapping[str, Any]:
     for prefix in ("ONLINE", "REMOTE:"):
         if str(dataset_dir).startswith(prefix):
             raise UserError(f"data.dataset_dir {str(dataset_dir)!r}: loading from a hub is not available yet")
     info_file = dataset_dir / INFO_FILE
     if not info_file.is_file():
         raise UserError(
-            f"data.dataset names {name!r}, but {info_file} does not exist; set data.dataset_dir to the folder of "
-            f"{INFO_FILE}, or give data.dataset as a mapping with file_name"
+            f"{field} names {name!r}, but {info_file} does not exist; set data.dataset_dir to the folder of "
+            f"{INFO_FILE}, or give {field} as a mapping with file_name"
         )
     try:
         info = json.loads(info_file.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise UserError(f"{info_file}:{error.lineno}: not valid JSON ({error.msg})") from error
+        raise UserError(
+            f"{info_file}:{error.lineno}: not valid JSON ({json_problem(error)} column {error.colno})"
+        ) from error
     if name not in info:
         near = difflib.get_close_matches(name, info, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(info))}"
-        raise UserError(f"data.dataset: {name!r} is not in {info_file}{hint}")
+        raise UserError(f"{field}: {name!r} is not in {info_file}{hint}")
     return info[name]
 
 
-def _inline(keys: Mapping[str, Any], dataset_dir: Path) -> list[DatasetEntry]:
+def _inline(keys: Mapping[str, Any], dataset_dir: Path, field: str) -> list[DatasetEntry]:
     file_name = keys.get("file_name")
     names = file_name if isinstance(file_name, list) else [file_name]
     if isinstance(file_name, str) and "," in file_name and not Path(file_name).exists():
         names = [part.strip() for part in file_name.split(",")]
-    return [_entry(str(name), {**keys, "file_name": name}, dataset_dir) for name in names]
+    return [_entry(field, str(name), {**keys, "file_name": name}, dataset_dir) for name in names]
 
 
-def _entry(name: str, keys: Mapping[str, Any], dataset_dir: Path) -> DatasetEntry:
-    where = f"data set {name!r}"
+def _entry(where: str, name: str, keys: Mapping[str, Any], dataset_dir: Path) -> DatasetEntry:
     for key in keys:
         if key not in _KNOWN_KEYS:
             near = difflib.get_close_matches(key, _KNOWN_KEYS, n=1)

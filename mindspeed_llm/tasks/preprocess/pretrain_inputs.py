@@ -20,14 +20,16 @@ class PretrainInputs:
     weights: list[float] | None = None
 
 
-def resolve_inputs(dataset: DatasetChoice | None, dataset_dir: str | Path) -> PretrainInputs:
-    """Resolve `data.dataset` for pretraining.
+def resolve_inputs(
+    dataset: DatasetChoice | None, dataset_dir: str | Path, *, field: str = "data.dataset"
+) -> PretrainInputs:
+    """Resolve `data.dataset`, or `data.eval_dataset` where `field` says so, for pretraining.
 
     Its forms are names, or an inline mapping whose file_name is a file, a folder, a prefix, or a list of these, where
     prefixes may alternate with weights: [0.3, prefix, 0.7, prefix].
     """
     if not isinstance(dataset, Mapping):
-        return PretrainInputs(resolve_datasets(dataset, dataset_dir), [])
+        return PretrainInputs(resolve_datasets(dataset, dataset_dir, field=field), [])
     file_name = dataset.get("file_name")
     if isinstance(file_name, str):
         names: list[Any] = [file_name]
@@ -35,25 +37,25 @@ def resolve_inputs(dataset: DatasetChoice | None, dataset_dir: str | Path) -> Pr
             names = [part.strip() for part in file_name.split(",")]
     else:
         names = list(file_name or [])
-    weights = _weights(names)
+    weights = _weights(names, field)
     if weights is not None:
         names = names[1::2]
     texts: list[DatasetEntry] = []
     prefixes: list[Path] = []
     for name in names:
-        prefix = _prefix(str(name), Path(dataset_dir))
+        prefix = _prefix(str(name), Path(dataset_dir), field)
         if prefix is not None:
             prefixes.append(prefix)
         elif weights is not None:
-            raise UserError(f"data.dataset.file_name: {name!r} has a weight, but no {name}.bin and {name}.idx exist")
+            raise UserError(f"{field}.file_name: {name!r} has a weight, but no {name}.bin and {name}.idx exist")
         else:
-            texts += resolve_datasets({**dataset, "file_name": name}, dataset_dir)
+            texts += resolve_datasets({**dataset, "file_name": name}, dataset_dir, field=field)
     if not names:
-        texts = resolve_datasets(dataset, dataset_dir)
+        texts = resolve_datasets(dataset, dataset_dir, field=field)
     return PretrainInputs(texts, prefixes, weights)
 
 
-def _weights(names: list[Any]) -> list[float] | None:
+def _weights(names: list[Any], field: str) -> list[float] | None:
     """The weights of a list in which every other item is a number."""
     if len(names) < 2 or len(names) % 2:
         return None
@@ -62,16 +64,16 @@ def _weights(names: list[Any]) -> list[float] | None:
     except (TypeError, ValueError):
         return None
     if min(weights) < 0 or sum(weights) <= 0:
-        raise UserError(f"data.dataset.file_name: weights {weights}; expected numbers from 0 on, not all 0")
+        raise UserError(f"{field}.file_name: weights {weights}; expected numbers from 0 on, not all 0")
     return weights
 
 
-def _prefix(name: str, dataset_dir: Path) -> Path | None:
+def _prefix(name: str, dataset_dir: Path, field: str) -> Path | None:
     stem = name.removesuffix(".bin").removesuffix(".idx")
     for prefix in (dataset_dir / stem, Path(stem)):
         if indexed_exists(prefix):
             return prefix
         for there, missing in ((bin_file, idx_file), (idx_file, bin_file)):
             if there(prefix).is_file():
-                raise UserError(f"data.dataset.file_name: {there(prefix)} exists, but {missing(prefix)} does not")
+                raise UserError(f"{field}.file_name: {there(prefix)} exists, but {missing(prefix)} does not")
     return None

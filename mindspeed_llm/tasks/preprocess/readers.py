@@ -7,13 +7,17 @@ later errors can name it.
 
 import csv
 import json
+import logging
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from mindspeed_llm.errors import UserError
 
 _CHUNK_CHARS = 1 << 20
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_LOG = logging.getLogger("mindspeed_llm")
 
 
 class Record(NamedTuple):
@@ -30,10 +34,11 @@ class Record(NamedTuple):
 
 
 def data_files(path: str | Path) -> list[Path]:
-    """Return the data files behind `path`: the file itself, or the files of a folder in name order.
+    """Return the data files behind `path`: the file itself, or the data files of a folder in name order.
 
-    Hidden files are left out. Raises UserError when the path does not exist, when a folder holds no data file or files
-    of more than one type (all types are listed), and when the type is not one that can be read.
+    Of a folder, hidden files, folders in it, and files whose extension is not one of data are left out; the log says
+    once which. Raises UserError when the path does not exist, when a folder holds no data file or data files of more
+    than one type (all types are listed), and when the type of a file is not one that can be read.
     """
     path = Path(path)
     if not path.exists():
@@ -41,19 +46,32 @@ def data_files(path: str | Path) -> list[Path]:
     if path.is_file():
         _reader_of(path)
         return [path]
-    files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith((".", "_")))
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith((".", "_")))
+    files = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in READERS]
+    left_out = tuple(entry.name + "/" * entry.is_dir() for entry in entries if entry not in files)
     by_type: dict[str, list[Path]] = {}
     for file in files:
         by_type.setdefault(file.suffix.lower(), []).append(file)
     if not by_type:
-        raise UserError(f"data folder {path} holds no files; expected files of type {_known_types()}")
+        found = f" ({_some(left_out)})" if left_out else ""
+        raise UserError(f"data folder {path} holds no data files{found}; expected files of type {_known_types()}")
     if len(by_type) > 1:
-        found = ", ".join(f"{suffix or '(no extension)'}: {len(group)}" for suffix, group in sorted(by_type.items()))
+        found = ", ".join(f"{suffix}: {len(group)}" for suffix, group in sorted(by_type.items()))
         raise UserError(
             f"data folder {path} mixes file types ({found}); keep files of one type in it, or name one file"
         )
-    _reader_of(files[0])
+    if left_out:
+        _report_left_out(path, left_out)
     return files
+
+
+@cache
+def _report_left_out(folder: Path, names: tuple[str, ...]) -> None:
+    _LOG.info("data folder %s: left out, since no data files: %s", folder, _some(names))
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def iterate_records(path: str | Path) -> Iterator[Record]:
@@ -66,14 +84,21 @@ def iterate_records(path: str | Path) -> Iterator[Record]:
 
 
 def read_file(file: Path) -> Iterator[Record]:
-    """Yield the records of one file; the reader is chosen by the extension."""
+    """Yield the records of one file; the reader is chosen by the extension. A file of 0 bytes has none."""
+    reader = _reader_of(file)
+    if not file.stat().st_size:
+        return
     try:
-        for line, data in _reader_of(file)(file):
+        for line, data in reader(file):
             if not isinstance(data, dict):
                 raise UserError(f"{file}:{line}: expected an object with named columns, found {type(data).__name__}")
             yield Record(file, line, data)
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not valid UTF-8 text (byte {error.start}: {error.reason})") from error
+        with file.open("rb") as stream:
+            kind = ", but UTF-16" if stream.read(2) in _UTF16_MARKS else ""
+        raise UserError(
+            f"{file} is not valid UTF-8 text{kind} (byte {error.start}: {error.reason}); save it as UTF-8"
+        ) from error
 
 
 def _known_types() -> str:
@@ -92,13 +117,25 @@ def _open_text(file: Path, newline: str | None = None) -> TextIO:
 
 
 def _json_error(file: Path, line: int, error: json.JSONDecodeError) -> UserError:
-    return UserError(f"{file}:{line}: not valid JSON ({error.msg}, column {error.colno})")
+    return UserError(f"{file}:{line}: not valid JSON ({json_problem(error)} column {error.colno})")
+
+
+def json_problem(error: json.JSONDecodeError) -> str:
+    """What is wrong with a JSON text, to be followed by the place."""
+    return error.msg if error.msg.endswith(" at") else f"{error.msg} at"
 
 
 def _read_jsonl(file: Path) -> Iterator[tuple[int, Any]]:
     with _open_text(file) as stream:
+        is_first = True
         for line, text in enumerate(stream, start=1):
             if text.strip():
+                if is_first and text.lstrip().startswith("["):
+                    raise UserError(
+                        f"{file}:{line}: expected an object with named columns, found a JSON array; name a file that "
+                        "holds one array .json, not .jsonl"
+                    )
+                is_first = False
                 try:
                     yield line, json.loads(text)
                 except json.JSONDecodeError as error:

@@ -32,8 +32,11 @@ def store_exists(prefix: str | Path) -> bool:
     return summary_file(prefix).is_file()
 
 
-def write_store(prefix: str | Path, keys: tuple[str, ...], chunks: Iterable[Chunk], summary: Summary) -> None:
-    """Write the chunks; `summary` is read after the last one. Raises UserError when no sample is left."""
+def write_store(
+    prefix: str | Path, keys: tuple[str, ...], chunks: Iterable[Chunk], summary: Summary, *, purpose: str = "train"
+) -> None:
+    """Write the chunks; `summary` is read after the last one. Raises UserError when no sample is left to `purpose` on
+    (train or evaluate)."""
     with ExitStack() as stack:
         writers = {key: stack.enter_context(IndexedWriter(key_prefix(prefix, key))) for key in keys}
         for chunk in chunks:
@@ -41,7 +44,7 @@ def write_store(prefix: str | Path, keys: tuple[str, ...], chunks: Iterable[Chun
                 writer.add_many(chunk.arrays[key], chunk.lengths)
         if summary.num_samples == 0:
             reasons = "; ".join(summary.skip_lines()) or "there are no records"
-            raise UserError(f"no sample to train on is left of {summary.num_records} records: {reasons}")
+            raise UserError(f"no sample to {purpose} on is left of {summary.num_records} records: {reasons}")
     file = summary_file(prefix)
     temporary = temporary_name(file)
     temporary.write_text(json.dumps(asdict(summary), indent=2, ensure_ascii=False), encoding="utf-8")

@@ -67,6 +67,9 @@ def build_sample(
     if efficient_eos_id is not None:
         ids.append(efficient_eos_id)
         labels.append(efficient_eos_id if reply_before_trained else IGNORE_INDEX)
+    # The first token of a sample is never predicted.
+    if all(label == IGNORE_INDEX for label in labels[1:]):
+        raise UnusableRecord(NO_TARGET)
     return np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)
 
 

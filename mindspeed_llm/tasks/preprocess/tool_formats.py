@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.readers import json_problem
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
     try:
         tools = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"tools: not valid JSON ({error.msg}): {text[:60]!r}") from error
+        raise UserError(
+            f"tools: not valid JSON ({json_problem(error)} character {error.pos + 1}): {text[:60]!r}"
+        ) from error
     tools = tools if isinstance(tools, list) else [tools]
     bare = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
     for tool in bare:

@@ -157,6 +157,9 @@ def test_tokens_are_neither_written_nor_shown() -> None:
     [
         # unknown names
         ("training:\n  learning_rate: 1\n", ["line 2", "training.learning_rate", "training.lr?"]),
+        ("training:\n  learning_rat: 1\n", ["training.lr?"]),
+        ("training:\n  finetuning_type: lora\n", ["line 2", "training.finetuning_type", "LoRA is not available yet"]),
+        ("lora:\n  rank: 1\n", ["line 1", "'lora'", "LoRA is not available yet"]),
         ("training:\n  save_st: 1\n", ["line 2", "training.save_st", "training.save_steps?"]),
         ("optimization:\n  indexer_loss_coeff: 1\n", ["line 2", "training.indexer_loss_coeff?"]),
         ("data:\n  seq-length: 1\n", ["data.seq-length", "data.cutoff_len?"]),
@@ -216,6 +219,16 @@ def test_mistakes_in_yaml(write_yaml: Callable[[str], Path], lines: str, parts: 
     [
         (["--training.save_st", "7"], ["--training.save_st", "--training.save_steps?"]),
         (["--training.learning_rate", "7"], ["--training.learning_rate", "--training.lr?"]),
+        (["--training.learning_rat", "7"], ["--training.learning_rat;", "--training.lr?"]),
+        (["--training.learing-rate", "7"], ["--training.lr?"]),
+        (["--learning_rate", "7"], ["--learning_rate", "--training.lr?"]),
+        (["--training.logging_step", "7"], ["--training.logging_steps?"]),
+        (["--training.finetuning_type", "lora"], ["--training.finetuning_type", "LoRA is not available yet"]),
+        (["--model.lora_rank", "8"], ["--model.lora_rank", "LoRA is not available yet"]),
+        (["--lora.qlora", "8"], ["LoRA is not available yet"]),
+        (["--lora-alpha", "8"], ["--lora-alpha", "LoRA is not available yet"]),
+        (["--data.dataset", '["a", 5]'], ["--data.dataset", "5 (an integer) in the list is no name"]),
+        (["--data.dataset", '["a'], ["--data.dataset", "no valid JSON: Unterminated string starting at character 2"]),
         (["--training.seed=1", "2"], ["'2' is no option"]),
         (["--training.seed=1", "training.lr=2"], ["'training.lr' is no option"]),
         (["--training.save_steps:", "7"], ["--training.save_steps:", "--training.save_steps?"]),
@@ -281,3 +294,8 @@ def test_required_field_missing_names_the_file(write_yaml: Callable[[str], Path]
 def test_second_yaml_file_is_refused(write_yaml: Callable[[str], Path]) -> None:
     with pytest.raises(UserError, match=r"'b\.yaml' must be the first argument"):
         parse(str(write_yaml(BASE)), "b.yaml")
+
+
+@pytest.mark.parametrize("words", [['["a", "b"]'], ['["a",', '"b"]']])
+def test_a_json_list_of_data_sets(words: list[str]) -> None:
+    assert parse(*REQUIRED, "--data.dataset", *words).data.dataset == ["a", "b"]

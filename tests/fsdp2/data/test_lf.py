@@ -213,13 +213,44 @@ def test_skipped_records_are_reported(tmp_path, caplog):
 
 
 def test_nothing_left_is_an_error(tmp_path, alpaca):
-    with pytest.raises(UserError, match=r"no sample to train on is left of 21 records: .*prompt fills cutoff_len"):
+    with pytest.raises(
+        UserError, match=r"^data\.dataset: no sample to train on is left of 21 records: .*fills cutoff_len"
+    ):
         build(make_config(tmp_path, {**alpaca, "cutoff_len": 10}), byte_tokenizer())
     with pytest.raises(UserError, match=r"data\.val_size 21 holds out 21 of 21 samples"):
         build(make_config(tmp_path, {**alpaca, "val_size": 21}), byte_tokenizer())
+    short = {"file_name": write_jsonl(tmp_path / "b.jsonl", [{"instruction": "x" * 300, "output": "a"}])}
+    with pytest.raises(UserError, match=r"^data\.eval_dataset: no sample to evaluate on is left of 1 records: .*fills"):
+        build(make_config(tmp_path, {**alpaca, "eval_dataset": short, "cutoff_len": 100}), byte_tokenizer())
+    write_jsonl(tmp_path / "b.jsonl", [{"text": "a"}] * 3)
+    with pytest.raises(UserError, match=r"^data\.dataset: no sample to train on is left of 3 records: .*one token"):
+        build(make_config(tmp_path, {"dataset": short}, stage="pt"), byte_tokenizer())
     write_jsonl(tmp_path / "a.jsonl", [])
-    with pytest.raises(UserError, match=r"a\.jsonl holds no records"):
+    with pytest.raises(UserError, match=r"^data\.dataset: data file .*a\.jsonl holds no records"):
         build(make_config(tmp_path, alpaca), byte_tokenizer())
+
+
+@pytest.mark.parametrize("field", ["dataset", "eval_dataset"])
+def test_errors_in_records_name_the_field(tmp_path, alpaca, field, monkeypatch):
+    # A file whose name begins as a field does.
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "data.jsonl", [*RECORDS, {"instruction": "q", "output": 3}])
+    data = {**alpaca, "dataset_dir": "none", field: {"file_name": "data.jsonl"}}
+    with pytest.raises(UserError, match=rf"^data\.{field}: data\.jsonl:22: key 'output': expected text"):
+        build(make_config(tmp_path, data), byte_tokenizer())
+    with pytest.raises(UserError, match=rf"^data\.{field}: 'x' is not in|^data\.{field} names 'x'"):
+        build(make_config(tmp_path, {**data, field: "x"}), byte_tokenizer())
+
+
+def test_a_last_batch_that_is_never_filled(tmp_path, alpaca):
+    def steps(epochs):
+        options = {"per_device_train_batch_size": 32, "dataloader_drop_last": True, "num_train_epochs": epochs}
+        return sum(1 for _ in build(make_config(tmp_path, alpaca, **options), byte_tokenizer()).train.micro_batches())
+
+    # 21 samples an epoch: batches run across the ends of epochs, and only the rest of the whole run is left out.
+    assert [steps(2), steps(3), steps(32 / 21)] == [1, 1, 1] and steps(64 / 21) == 2
+    with pytest.raises(UserError, match=r"21 samples .*make no step of global batch size 32 with .*drop_last"):
+        steps(1)
 
 
 def test_tokenized_path(tmp_path, alpaca):

@@ -141,7 +141,7 @@ def test_cache_follows_the_content(tmp_path, text, caplog):
 
 
 def test_max_samples_takes_the_first_documents(tmp_path, text):
-    text["max_samples"] = 1
+    text |= {"max_samples": 1, "cutoff_len": 4}
     rows = _rows(build(_config(tmp_path, text, max_steps=3), byte_tokenizer()))
     assert {token for ids, _, _ in rows for token in ids} == {*byte_tokenizer().encode("short"), EOD}
 
@@ -149,6 +149,12 @@ def test_max_samples_takes_the_first_documents(tmp_path, text):
 def test_mistakes(tmp_path, text):
     with pytest.raises(UserError, match=r"has 353 tokens, which is 0 samples of data\.cutoff_len 4096"):
         build(_config(tmp_path, {**text, "cutoff_len": 4096}), byte_tokenizer())
+    with pytest.raises(
+        UserError, match=r"353 tokens.* takes cutoff_len \+ 1 = 4097 tokens and would hold the text several"
+    ):
+        build(_config(tmp_path, {**text, "cutoff_len": 4096}, max_steps=5), byte_tokenizer())
+    with pytest.raises(UserError, match=r"training\.num_train_epochs 0\.01 of the 22 samples"):
+        build(_config(tmp_path, text, num_train_epochs=0.01), byte_tokenizer())
     with pytest.raises(UserError, match=r"one\.bin exists, but .*one\.idx does not"):
         (tmp_path / "one.bin").write_bytes(b"")
         build(_config(tmp_path, {**text, "dataset": {"file_name": str(tmp_path / "one")}}), byte_tokenizer())
@@ -156,7 +162,50 @@ def test_mistakes(tmp_path, text):
         build(
             _config(tmp_path, {**text, "dataset": {"file_name": [1, text["dataset"]["file_name"]]}}), byte_tokenizer()
         )
+    with pytest.raises(UserError, match=r"^data\.eval_dataset\.file_name: .*one\.bin exists"):
+        build(_config(tmp_path, {**text, "eval_dataset": {"file_name": str(tmp_path / "one")}}), byte_tokenizer())
     with pytest.raises(UserError, match="keeps samples of data_manager_type lf"):
         build(_config(tmp_path, {**text, "tokenized_path": "x"}), byte_tokenizer())
     with pytest.raises(UserError, match="stage pt only"):
         build(make_config(tmp_path, text, stage="sft"), byte_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (
+            "98,2,0",
+            r"data\.split '98,2,0' leaves no document for evaluation: 2 / 100 of 5 documents is 0\.1, .*0; raise",
+        ),
+        ("1,98,1", r"leaves no document for training: 1 / 100 of 5 documents is 0\.05"),
+    ],
+)
+def test_a_wanted_part_without_documents(tmp_path, text, split, message):
+    with pytest.raises(UserError, match=message):
+        build(_config(tmp_path, {**text, "split": split}), byte_tokenizer())
+    # Evaluation data of its own needs no part of the split.
+    if split == "98,2,0":
+        data = {**text, "split": split, "eval_dataset": text["dataset"]}
+        assert build(_config(tmp_path, data), byte_tokenizer()).eval.num_samples
+
+
+def test_a_blended_data_set_that_is_shorter_than_a_sample(tmp_path, text):
+    names = [0.5, _indexed(tmp_path / "one", 1, 1, length=16), 0.5, _indexed(tmp_path / "two", 2, 10)]
+    data = {**text, "dataset": {"file_name": names}}
+    with pytest.raises(UserError, match=r"data\.dataset: .*one has 16 tokens to train on, but a sample .* takes 17"):
+        build(_config(tmp_path, data, max_steps=5), byte_tokenizer())
+
+
+def test_text_without_a_target_is_refused(tmp_path, text):
+    only_ends = _indexed(tmp_path / "ends", EOD, 4, length=20)
+    isolated = {**text, "reset_attention_mask": True}
+    with pytest.raises(UserError, match=r"no token of the evaluation data has a target.*data\.eval_dataset"):
+        build(_config(tmp_path, {**isolated, "eval_dataset": {"file_name": only_ends}}), byte_tokenizer())
+    with pytest.raises(UserError, match=r"no token of the training data has a target.*data\.dataset"):
+        build(_config(tmp_path, {**isolated, "dataset": {"file_name": only_ends}}), byte_tokenizer())
+
+
+def test_nothing_to_evaluate_on_is_said_of_the_evaluation(tmp_path, text):
+    text["eval_dataset"] = {"file_name": write_jsonl(tmp_path / "b.jsonl", [{"text": " "}])}
+    with pytest.raises(UserError, match=r"^data\.eval_dataset: no sample to evaluate on is left of 1 records"):
+        build(_config(tmp_path, text), byte_tokenizer())

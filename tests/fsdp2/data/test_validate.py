@@ -23,6 +23,10 @@ def test_sound_data_passes(tmp_path):
     text = write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}])
     _check(tmp_path, {"dataset": {"file_name": text}}, stage="pt")
     _check(tmp_path, {"dataset": {"file_name": text}, "data_manager_type": "mg"}, stage="pt")
+    (tmp_path / "folder").mkdir()
+    for name, content in (("a.jsonl", ""), ("b.jsonl", json.dumps(ALPACA)), ("README.md", "x")):
+        (tmp_path / "folder" / name).write_text(content)
+    _check(tmp_path, {"dataset": {"file_name": "folder"}})
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,17 @@ def test_sound_data_passes(tmp_path):
         ({"dataset": "name", "eval_dataset": "x"}, "sft", r"data\.(eval_)?dataset: .*'x' is not in"),
         ({"dataset": "name", "template": "qwen4"}, "sft", r"data\.template: 'qwen4' is not a template; did you mean"),
         ({"dataset": "name", "tool_format": "x"}, "sft", r"data\.tool_format: 'x'"),
+        (
+            {"dataset": {"filename": "a.jsonl"}},
+            "sft",
+            r"data\.dataset: unknown key 'filename'; did you mean 'file_name'",
+        ),
+        ({"dataset": "name", "eval_dataset": {"filename": "a"}}, "sft", r"data\.eval_dataset: unknown key 'filename'"),
+        (
+            {"dataset": {"file_name": "empties"}},
+            "sft",
+            r"data\.dataset: none of the 2 data files in .*empties holds a record",
+        ),
         ({"dataset": {"file_name": "mixed"}}, "sft", r"mixes file types"),
         ({"dataset": {"file_name": "bad"}, "data_manager_type": "mg"}, "pt", r"bad\.idx is damaged"),
     ],
@@ -55,6 +70,9 @@ def test_mistakes(tmp_path, monkeypatch, data, stage, message):
     (tmp_path / "mixed").mkdir()
     for name in ("a.txt", "b.csv"):
         (tmp_path / "mixed" / name).write_text("x")
+    (tmp_path / "empties").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / "empties" / name).touch()
     for name in ("bad.bin", "bad.idx"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "dataset_info.json").write_text(json.dumps({"name": {"file_name": "a.jsonl"}}))

@@ -59,7 +59,7 @@ def test_inline_mapping(folder):
         ("hub", r"data set 'hub': loading from a hub is not available"),
         ("pairs", r"ranking is true"),
         ({"file_name": "none.jsonl"}, r"'none\.jsonl' does not exist; looked for .*info/none\.jsonl and none\.jsonl"),
-        ({"filename": "a"}, r"unknown key 'filename'; did you mean 'file_name'\?"),
+        ({"filename": "a"}, r"^data\.dataset: unknown key 'filename'; did you mean 'file_name'\?"),
         ({"columns": {}}, r"it has no file_name"),
         (
             {"file_name": "here.jsonl", "columns": {"promt": "q"}},

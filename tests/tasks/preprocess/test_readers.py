@@ -1,6 +1,7 @@
 """Every file type gives the same records; mistakes name the file and the line."""
 
 import json
+import logging
 
 import pytest
 
@@ -75,6 +76,19 @@ def test_files_without_records(tmp_path, text):
     assert list(iterate_records(file)) == []
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
+def test_files_of_0_bytes_have_no_records(tmp_path, kind):
+    file = tmp_path / f"a.{kind}"
+    file.touch()
+    assert list(iterate_records(file)) == []
+
+
+def test_a_folder_without_data_lists_what_is_there(tmp_path):
+    (tmp_path / "README.md").touch()
+    with pytest.raises(UserError, match=r"holds no data files \(README\.md\); expected"):
+        data_files(tmp_path)
+
+
 def test_json_lines_in_a_json_file(tmp_path):
     file = tmp_path / "a.json"
     file.write_text('{"a": 1}\n{"a": 2}\n')
@@ -89,7 +103,15 @@ def test_json_lines_in_a_json_file(tmp_path):
         ("a.json", b'[{"a": 1},\n{"a" 2}]', r"a\.json:2: not valid JSON"),
         ("a.json", b'[{"a": 1}\n{"a": 2}]', r"a\.json:2: expected ',' or '\]'"),
         ("a.json", b'[{"a": 1},\n', r"a\.json:2: the JSON array is not closed"),
-        ("a.txt", b"\xff\xfe", r"a\.txt is not valid UTF-8"),
+        (
+            "a.jsonl",
+            b'\n[{"a": 1},\n{"a": 2}]',
+            r"a\.jsonl:2: .* found a JSON array; name a file .* \.json, not \.jsonl",
+        ),
+        ("a.jsonl", b'{"a": "b\n', r"not valid JSON \(Invalid control character at column 9\)"),
+        ("a.jsonl", b'{"a" 1}\n', r"not valid JSON \(Expecting ':' delimiter at column 6\)"),
+        ("a.txt", b"a\xff", r"a\.txt is not valid UTF-8 text \(byte 1: .*\); save it as UTF-8"),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16"), r"a\.jsonl is not valid UTF-8 text, but UTF-16 .*; save it as UTF-8"),
         ("a.csv", b"a,b\n1,2\n1,2,3\n", r"a\.csv:3: the row has more fields"),
         ("a.parquet", b"no parquet", r"a\.parquet is not a valid parquet file"),
         ("a.arrow", b"no arrow", r"a\.arrow is not a valid arrow file"),
@@ -103,14 +125,21 @@ def test_mistakes_name_file_and_line(tmp_path, name, content, message):
         list(iterate_records(file))
 
 
-def test_folders(tmp_path):
+def test_folders(tmp_path, caplog):
     with pytest.raises(UserError, match="does not exist"):
         data_files(tmp_path / "none")
-    with pytest.raises(UserError, match="holds no files"):
+    with pytest.raises(UserError, match="holds no data files; expected files of type json, jsonl"):
         data_files(tmp_path)
     for name in ("b.jsonl", "a.jsonl", ".hidden"):
         (tmp_path / name).write_text('{"text": "' + name + '"}')
     assert [record.data["text"] for record in iterate_records(tmp_path)] == ["a.jsonl", "b.jsonl"]
+    for name in ("README.md", ".gitattributes", "LICENSE", "data.jsonl.gz"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "more").mkdir()
+    caplog.set_level(logging.INFO, "mindspeed_llm")
+    for _ in range(2):
+        assert [file.name for file in data_files(tmp_path)] == ["a.jsonl", "b.jsonl"]
+    assert caplog.text.count("left out, since no data files: LICENSE, README.md, data.jsonl.gz, more/") == 1
     (tmp_path / "c.txt").write_text("x")
     with pytest.raises(UserError, match=r"mixes file types \(\.jsonl: 2, \.txt: 1\)"):
         data_files(tmp_path)

@@ -11,7 +11,14 @@ from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, read_summary, store_exists, write_store
 from mindspeed_llm.tasks.preprocess.samples import NO_ROOM, SampleOptions
 from mindspeed_llm.tasks.preprocess.templates import load_template
-from mindspeed_llm.tasks.preprocess.tokenize import EMPTY_TEXT, ConversationWork, Summary, TextWork, tokenize_files
+from mindspeed_llm.tasks.preprocess.tokenize import (
+    EMPTY_TEXT,
+    ONE_TOKEN,
+    ConversationWork,
+    Summary,
+    TextWork,
+    tokenize_files,
+)
 from tests.support.tokenizers import byte_tokenizer
 
 TEXTS = ["short", "", "谢谢 🙂 " * 30, " \n", "last"]
@@ -44,6 +51,65 @@ def test_pieces_are_a_partition(tmp_path):
     lengths, _, _ = _run(file, TextWork(byte_tokenizer(), piece_length=50))
     assert lengths.max() == 50 and lengths.sum() == sum(len(t.encode()) for t in TEXTS if t.strip())
     assert lengths.tolist() == [5, *[50] * 7, 10, 4]
+
+
+def test_what_has_one_token_gives_no_sample(tmp_path):
+    file = _jsonl(tmp_path / "a.jsonl", [{"text": text} for text in ("a", "b" * 21, "c" * 20, "dd")])
+    lengths, chunks, summary = _run(file, TextWork(byte_tokenizer(), piece_length=10))
+    assert lengths.tolist() == [10, 10, 10, 10, 2]
+    assert byte_tokenizer().decode(np.concatenate([c.arrays["text"] for c in chunks])) == "b" * 20 + "c" * 20 + "dd"
+    assert summary.skipped == {ONE_TOKEN: 1} and summary.first_skipped == {ONE_TOKEN: [f"{file}:1"]}
+    # Whole documents are joined, so that they may be short.
+    assert _run(file, TextWork(byte_tokenizer()))[0].tolist() == [1, 21, 20, 2]
+
+
+BROKEN = "half \ud800"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_half_a_surrogate_pair_names_file_line_and_key(tmp_path, workers):
+    message = r"a\.jsonl:3: key '{}': the text holds half of a surrogate pair"
+    file = _jsonl(tmp_path / "a.jsonl", [*[{"text": "a"}] * 2, {"text": BROKEN}])
+    with pytest.raises(UserError, match=message.format("text")):
+        _run(file, TextWork(byte_tokenizer()), num_workers=workers)
+    good = {"instruction": "q", "output": "a"}
+    for key, value in (("instruction", BROKEN), ("output", BROKEN), ("history", [["q", BROKEN]])):
+        _jsonl(file, [good, good, {**good, key: value}])
+        with pytest.raises(UserError, match=message.format(key)):
+            _run(file, _alpaca_work(file, 100), num_workers=workers)
+
+
+def test_any_text_that_the_tokenizer_refuses_is_named(tmp_path):
+    class Picky:
+        eos_token_id = None
+
+        def __call__(self, texts, **_):
+            if "bad" in texts:
+                raise ValueError("no such piece")
+            return {"input_ids": [[1, 2] for _ in texts]}
+
+    file = _jsonl(tmp_path / "a.jsonl", [{"text": "good"}, {"text": "bad"}])
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:2: the tokenizer cannot take the text \(ValueError: no such piece\)"
+    ):
+        _run(file, TextWork(Picky()))
+
+
+def test_empty_files_among_others(tmp_path, caplog):
+    files = [_jsonl(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", []), ("b", [{"text": "t"}]), ("c", []))]
+    summary = Summary()
+    assert len(list(tokenize_files(files, TextWork(byte_tokenizer()), summary))) == 1
+    assert [f"{name}.jsonl holds no records" in caplog.text for name in "abc"] == [True, False, True]
+    with pytest.raises(UserError, match=r"none of the 2 data files in .* holds a record"):
+        list(tokenize_files([files[0], files[2]], TextWork(byte_tokenizer()), summary))
+
+
+def test_empty_replies_are_counted(tmp_path, caplog):
+    rows = [{"instruction": "q", "output": text} for text in ("", "a", " ")]
+    file = _jsonl(tmp_path / "a.jsonl", rows)
+    _, _, summary = _run(file, _alpaca_work(file, 100), batch_size=2)
+    assert (summary.num_samples, summary.empty_replies) == (3, 2)
+    assert "2 records have an empty reply" in caplog.text
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
