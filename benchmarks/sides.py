@@ -151,6 +151,7 @@ def hf_trainer(folder: str, *, steps: int) -> Step:
         max_steps=steps,
         per_device_train_batch_size=1,
         learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
         adam_beta2=0.95,
         weight_decay=0.01,
         max_grad_norm=1.0,

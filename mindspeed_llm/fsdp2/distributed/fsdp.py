@@ -24,10 +24,10 @@ class ShardedModel:
     """What the trainer needs to know about the sharding of a model.
 
     `replicated` are parameters that were left whole on every rank (`parallel.ignored_modules`): FSDP does not reduce
-    their gradients, `reduce_replicated_gradients` does.
+    their gradients, `reduce_replicated_gradients` does. `root` is None where nothing is sharded (one rank, fp32).
     """
 
-    root: FSDPModule
+    root: FSDPModule | None
     replicated: list[nn.Parameter]
     reshard_after_forward: bool
 
@@ -37,6 +37,9 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
 
     Modules that share a parameter (tied embeddings) form one group, since a group must own its parameters: the group is
     gathered when the first of them runs and released after the last one.
+
+    One rank that computes in fp32 has nothing to share and nothing to cast: its model stays as it is, since FSDP would
+    copy every weight and gradient once a step for nothing.
     """
     ignored = find_modules(model, config.ignored_modules or (), field="parallel.ignored_modules")
     # A list beside the set: gradients are reduced in this order, which must be the same on every rank.
@@ -49,6 +52,8 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
     )
     common = {"mesh": mesh.mesh, "mp_policy": policy, "ignored_params": ignored_params or None}
     groups = module_groups(model, config)
+    if mesh.size == 1 and config.param_dtype == "fp32":
+        return ShardedModel(root=None, replicated=replicated, reshard_after_forward=False)
     for group in groups:
         fully_shard(
             group if len(group) > 1 else group[0],
@@ -79,6 +84,8 @@ def set_micro_step(model: ShardedModel, *, is_last: bool) -> None:
     Where `reshard_after_forward` is off, the gathered parameters also stay in place between micro steps, so that
     nothing is communicated before the last one.
     """
+    if model.root is None:
+        return
     model.root.set_requires_gradient_sync(is_last)
     model.root.set_is_last_backward(is_last)
     if not model.reshard_after_forward:

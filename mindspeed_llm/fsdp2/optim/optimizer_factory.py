@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+from mindspeed_llm.platform.device import adamw_implementation
 
 
 class OptimizerFactory:
@@ -16,7 +17,8 @@ class OptimizerFactory:
 
     @staticmethod
     def create(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-        """AdamW; `optimizer: fused_adamw` uses torch's fused kernel, `adamw` the per-tensor loop.
+        """AdamW; `optimizer: fused_adamw` uses torch's fused kernel everywhere, `adamw` what is best on the device (see
+        `adamw_implementation`).
 
         Matrices decay by `weight_decay`; norm weights and biases (parameters of one dimension or none) only where
         `decay_norm_and_bias` asks for it. Learning rates are set by the trainer before every step.
@@ -27,9 +29,7 @@ class OptimizerFactory:
             lr=config.lr,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
-            fused=config.optimizer == "fused_adamw",
-            # The multi-tensor path mixes badly with plain tensors beside DTensors; one kernel per tensor is exact.
-            foreach=False if config.optimizer == "adamw" else None,
+            **({"fused": True} if config.optimizer == "fused_adamw" else adamw_implementation()),
         )
 
 

@@ -42,7 +42,7 @@ logger = get_logger(__name__)
 
 
 class NonFiniteLoss(UserError):
-    """The loss or the gradient norm became NaN or infinite; nearly always a learning rate or data that can be mended."""
+    """The loss or the gradient norm became NaN or infinite; most often the learning rate or the data is the cause."""
 
 
 @dataclass(kw_only=True)
