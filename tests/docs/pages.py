@@ -34,6 +34,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return found
 
 
+def yaml_files() -> dict[str, str]:
+    """The YAML files that the pages show as a whole: name in the comment of the first line -> text."""
+    bodies = [body for page in PAGES for body in blocks(page, "yaml")]
+    named = [(re.match(r"# (\S+\.yaml)\n", body), body) for body in bodies]
+    return {match[1]: body for match, body in named if match}
+
+
 def split_commands(page: str, body: str) -> list[Command]:
     """The commands of one shell block: continued lines joined, comments and empty lines left out."""
     commands = []

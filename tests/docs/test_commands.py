@@ -18,7 +18,7 @@ import pytest
 import tomllib
 
 from tests.docs import workplace
-from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks
+from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks, yaml_files
 from tests.support.pool import RankPool
 
 if sys.version_info >= (3, 11):
@@ -70,7 +70,10 @@ def ranks(command: Command) -> int:
     return count
 
 
-TRAINING = [command for command in COMMANDS if command.words[0] == "torchrun"]
+NO_TRAINING = {"--check", "--help"}
+TRAINING = [
+    command for command in COMMANDS if training_arguments(command) is not None and not NO_TRAINING & set(command.words)
+]
 CHECKED = [command for command in COMMANDS if training_arguments(command) not in (None, ["--help"])]
 OTHERS = [command for command in COMMANDS if training_arguments(command) is None]
 
@@ -117,8 +120,9 @@ def _output_dir(command: Command) -> str:
 
     if "--training.output_dir" in command.words:
         return command.words[command.words.index("--training.output_dir") + 1]
-    arguments = training_arguments(command) or []
-    return yaml.safe_load((ROOT / arguments[0]).read_text(encoding="utf-8"))["training"]["output_dir"]
+    name = (training_arguments(command) or [])[0]
+    text = yaml_files().get(name) or (ROOT / name).read_text(encoding="utf-8")
+    return yaml.safe_load(text)["training"]["output_dir"]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import yaml
 
 from mindspeed_llm.fsdp2.config.config import SECTIONS
 from mindspeed_llm.fsdp2.config.fields import all_fields
+from mindspeed_llm.tasks.preprocess.templates import template_names
 from tests.docs.pages import EXAMPLES, PAGES, ROOT, blocks, header_block, split_commands
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -64,6 +65,13 @@ def test_both_languages_show_the_same_commands() -> None:
         original = ROOT / "docs/en" / translated.name
         assert blocks(translated, "bash") == blocks(original, "bash"), translated.name
         assert blocks(translated, "python") == blocks(original, "python"), translated.name
+
+
+@pytest.mark.parametrize("name", ["en/fsdp2_guide.md", "en/fsdp2_quick_start.md", "zh/fsdp2_quick_start.md"])
+def test_every_template_is_listed(name: str) -> None:
+    listed = re.search(r"`chatml`[`\w\s,、]+", (ROOT / "docs" / name).read_text(encoding="utf-8"))
+    assert listed
+    assert re.findall(r"`(\w+)`", listed[0]) == sorted(template_names())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, yaml_files
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Paths of the pages -> the toy of tests.support.toys that stands there.
-MODELS = {"model_from_hf/qwen3_hf": "qwen3", "output/quickstart/model": "llama_tied"}
+MODELS = {"model_from_hf/qwen3_hf": "qwen3", "output/quickstart/model": "llama_tied", "my_model": "qwen3"}
 ABSOLUTE_PATHS = {"/data/alpaca.jsonl": "data/alpaca.jsonl"}
 
 
@@ -62,6 +62,9 @@ def make_workplace(folder: Path) -> Path:
     demo_text.main(["--out", str(folder / "output/quickstart/data")])
     demo_text.main(["--out", str(folder / "output/alpaca"), "--format", "alpaca"])
     texts = [record["text"] for record in demo_text.text_records(demo_text.read_topics(), ["assert", "with"])]
+    (folder / "my_text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for name, text in yaml_files().items():
+        (folder / name).write_text(text)
     (folder / "dataset").mkdir()
     pq.write_table(pa.table({"text": texts}), folder / "dataset/train-00000-of-00001.parquet")
     (folder / "data").mkdir()
