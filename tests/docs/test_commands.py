@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from tests.docs import workplace
 from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks, yaml_files

@@ -14,7 +14,7 @@ class DataConfig:
     """Settings of the training and evaluation data."""
 
     template: str | None = None
-    """Name of the chat template. null takes the chat template of the tokenizer."""
+    """Name of the chat template. null takes the chat template of the tokenizer, which is an error where it has none."""
 
     dataset: DatasetChoice | None = None
     """Training data: a mapping such as `{file_name: data.jsonl}`, or names registered in dataset_info.json (comma
@@ -24,10 +24,11 @@ class DataConfig:
     """Evaluation data, given like `dataset`. Excludes `val_size`."""
 
     dataset_dir: str = "./configs/fsdp2/data"
-    """Folder of dataset_info.json. A relative `file_name` is looked up here first, then in the current folder."""
+    """Folder of dataset_info.json. A relative `file_name` is looked up here first, then in the current folder. A
+    relative path starts at the current folder."""
 
     cutoff_len: PositiveInt = 2048
-    """Length of a sequence in tokens: the fixed length of manager `mg`, the upper limit of manager `lf`."""
+    """Length of a sequence in tokens: the fixed length of manager `mg`, the upper limit (2 or more) of manager `lf`."""
 
     train_on_prompt: bool = False
     """Let the tokens of the prompt count in the loss too. Excludes `mask_history`."""
@@ -72,7 +73,7 @@ class DataConfig:
     """Evaluate every evaluation data set on its own instead of all together."""
 
     packing: bool = False
-    """Fill sequences of `cutoff_len` with several samples, which then see each other (see `neat_packing`)."""
+    """Fill sequences of `cutoff_len` with several samples, which then see each other (unless `neat_packing`)."""
 
     neat_packing: bool = False
     """Pack without letting samples see each other. Implies `packing`."""
@@ -88,7 +89,8 @@ class DataConfig:
     thoughts and puts the empty thought in the prompt, null keeps records as they are."""
 
     tokenized_path: str | None = None
-    """Manager `lf`: folder of tokenised data, read if it has content, written otherwise."""
+    """Manager `lf`: folder of tokenised data, read if it has content, written otherwise. Data that other settings made
+    are refused."""
 
     data_shared_file_system: bool = False
     """Manager `lf`: the nodes share their file system, so that rank 0 alone prepares data, not one rank of every

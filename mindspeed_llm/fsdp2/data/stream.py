@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ class RecordStream:
         self._entries, self._works = entries, works
         self._strategy, self._probabilities = strategy, probabilities
         self._buffer_size, self._seed, self._skip = buffer_size, seed, skip
+        self._empty: set[Path] = set()
 
     def samples(self) -> Iterator[Sample]:
         """Yield samples without end. Raises UserError when a whole pass over the data gives none."""
@@ -86,8 +88,13 @@ class RecordStream:
 
     def _records(self, number: int) -> Iterator[_Item]:
         for file in self._entries[number].files:
+            is_empty = True
             for record in read_file(file):
+                is_empty = False
                 yield number, record
+            if is_empty and file not in self._empty:
+                self._empty.add(file)
+                _LOG.warning("data file %s holds no records", file)
 
     def _mixed(self, random: np.random.RandomState) -> Iterator[_Item]:
         count = len(self._entries)

@@ -121,3 +121,24 @@ def test_mistakes(tmp_path, data):
         next(bundle.train.micro_batches())
     with pytest.raises(UserError, match="exclude each other"):
         build(_config(tmp_path, {**data, "packing": True}), byte_tokenizer())
+
+
+def test_errors_in_records_name_field_file_and_line(tmp_path, data):
+    # Written with escapes, as a file holds half a surrogate pair.
+    rows = [{"instruction": "q", "output": "a"}, {"instruction": "\ud800", "output": "a"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bundle = build(_config(tmp_path, data), byte_tokenizer())
+    with pytest.raises(UserError, match=r"^data\.dataset: .*a\.jsonl:2: key 'instruction': .*surrogate"):
+        next(bundle.train.micro_batches())
+
+
+def test_empty_files_and_replies_are_said_once(tmp_path, data, caplog):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.jsonl").touch()
+    write_jsonl(folder / "b.jsonl", [{"instruction": f"{i}|", "output": "a" * (i % 2)} for i in range(8)])
+    data |= {"dataset": {"file_name": str(folder)}, "template": "default"}
+    bundle = build(_config(tmp_path, data, rows=8, steps=3), byte_tokenizer())
+    assert sum(batch["num_samples"] for step in bundle.train.micro_batches() for batch in step) == 24
+    assert caplog.text.count("a.jsonl holds no records") == 1
+    assert "stream, pass 1: 4 records have an empty reply" in caplog.text
