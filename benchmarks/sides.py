@@ -88,7 +88,7 @@ def ours(folder: str, *, sequence: int = 512) -> Step:
     config = Config(
         model=ModelConfig(model_name_or_path=folder, init_model_with_meta_device=True),
         data=DataConfig(cutoff_len=sequence),
-        parallel=ParallelConfig(param_dtype="fp32", reshard_after_forward=False),
+        parallel=ParallelConfig(param_dtype="fp32"),
         training=TrainingConfig(output_dir="unused", lr=LEARNING_RATE, per_device_train_batch_size=1),
     )
     mesh = build_mesh(world_size=dist.get_world_size(), fsdp_size=dist.get_world_size())
