@@ -54,10 +54,12 @@ def apply_fsdp(model: nn.Module, *, mesh: DataMesh, config: ParallelConfig) -> S
     groups = module_groups(model, config)
     if mesh.size == 1 and config.param_dtype == "fp32":
         return ShardedModel(root=None, replicated=replicated, reshard_after_forward=False)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     for group in groups:
         fully_shard(
             group if len(group) > 1 else group[0],
-            reshard_after_forward=config.reshard_after_forward,
+            # The output head runs last and is the first that backward needs: to release it would be to gather it twice.
+            reshard_after_forward=config.reshard_after_forward and head not in group,
             shard_placement_fn=_placement(config.shard_placement_fn, mesh.shards),
             **common,
         )
