@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
+from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.sample_store import read_summary, store_exists, write_store
-from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
 
 _LOG = logging.getLogger("mindspeed_llm")
 

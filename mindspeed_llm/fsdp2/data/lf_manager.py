@@ -20,12 +20,15 @@ from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource, SampleSet, TrainSource
 from mindspeed_llm.fsdp2.data.stream import RecordStream, StreamTrainSource
 from mindspeed_llm.fsdp2.data.tokenized_path import load_tokenized, save_tokenized, tokenized_exists
+from mindspeed_llm.tasks.preprocess.chunks import Work
+from mindspeed_llm.tasks.preprocess.conversation_work import ConversationWork
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.engine import tokenize_files
 from mindspeed_llm.tasks.preprocess.mixing import mix, resample
 from mindspeed_llm.tasks.preprocess.packing import plan_packs
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions
-from mindspeed_llm.tasks.preprocess.tokenize import ConversationWork, TextWork, Work, tokenize_files
+from mindspeed_llm.tasks.preprocess.text_work import TextWork
 
 _LOG = logging.getLogger("mindspeed_llm")
 

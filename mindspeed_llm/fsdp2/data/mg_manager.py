@@ -23,7 +23,9 @@ from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource
+from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
+from mindspeed_llm.tasks.preprocess.engine import tokenize_files
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, idx_file, temporary_name
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import PretrainInputs, resolve_inputs
 from mindspeed_llm.tasks.preprocess.pretrain_samples import (
@@ -35,7 +37,7 @@ from mindspeed_llm.tasks.preprocess.pretrain_samples import (
     split_documents,
 )
 from mindspeed_llm.tasks.preprocess.sample_store import key_prefix
-from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary, TextWork, tokenize_files
+from mindspeed_llm.tasks.preprocess.text_work import TextWork
 
 _LOG = logging.getLogger("mindspeed_llm")
 # What megatron-core draws beyond the requested share of a blended data set.

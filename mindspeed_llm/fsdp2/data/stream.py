@@ -19,9 +19,9 @@ from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition
 from mindspeed_llm.fsdp2.data.sample import Collator, Sample, shifted
 from mindspeed_llm.fsdp2.data.sources import Batch, LoaderOptions
+from mindspeed_llm.tasks.preprocess.chunks import Summary, Work
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
-from mindspeed_llm.tasks.preprocess.tokenize import Summary, Work
 
 _LOG = logging.getLogger("mindspeed_llm")
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.data.lf_samples import StoredSamples
+from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.indexed_format import temporary_name
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, write_store
-from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
 
 _INFO = "tokenized_info.json"
 _CHUNK_SAMPLES = 1000

@@ -8,12 +8,13 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.engine import empty_files
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
 from mindspeed_llm.tasks.preprocess.records import FORMATS, UnusableRecord, missing_column, to_conversation
 from mindspeed_llm.tasks.preprocess.templates import load_template
-from mindspeed_llm.tasks.preprocess.tokenize import empty_files, text_of
+from mindspeed_llm.tasks.preprocess.text_work import text_of
 
 _TOKENIZED_INFO = "tokenized_info.json"
 

@@ -16,11 +16,12 @@ from mindspeed_llm.fsdp2.config.data_config import DatasetChoice
 from mindspeed_llm.fsdp2.data.lf_manager import LFDataManager
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.tokenized_path import check_settings, tokenized_exists
+from mindspeed_llm.tasks.preprocess.chunks import Summary, Work
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import read_file
-from mindspeed_llm.tasks.preprocess.tokenize import Summary, TextWork, Work
+from mindspeed_llm.tasks.preprocess.text_work import TextWork
 
 RECORDS_LOOKED_AT = 200
 _LOG = logging.getLogger("mindspeed_llm")

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter, temporary_name
-from mindspeed_llm.tasks.preprocess.tokenize import Chunk, Summary
 
 
 def key_prefix(prefix: str | Path, key: str) -> Path:

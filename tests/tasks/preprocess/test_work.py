@@ -6,19 +6,15 @@ import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.chunks import Summary
+from mindspeed_llm.tasks.preprocess.conversation_work import ConversationWork
 from mindspeed_llm.tasks.preprocess.dataset_info import resolve_datasets
+from mindspeed_llm.tasks.preprocess.engine import tokenize_files
 from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, read_summary, store_exists, write_store
 from mindspeed_llm.tasks.preprocess.samples import NO_ROOM, SampleOptions
 from mindspeed_llm.tasks.preprocess.templates import load_template
-from mindspeed_llm.tasks.preprocess.tokenize import (
-    EMPTY_TEXT,
-    ONE_TOKEN,
-    ConversationWork,
-    Summary,
-    TextWork,
-    tokenize_files,
-)
+from mindspeed_llm.tasks.preprocess.text_work import EMPTY_TEXT, ONE_TOKEN, TextWork
 from tests.support.tokenizers import byte_tokenizer
 
 TEXTS = ["short", "", "谢谢 🙂 " * 30, " \n", "last"]
