@@ -82,8 +82,8 @@ class RecordStream:
         # Text is its own target.
         arrays = chunk.arrays
         ids, labels = (arrays["text"],) * 2 if "text" in arrays else (arrays["input_ids"], arrays["labels"])
-        ends = np.cumsum(chunk.lengths)
-        for start, end in zip(ends - chunk.lengths, ends, strict=True):
+        ends = np.cumsum(chunk.first_lengths)
+        for start, end in zip(ends - chunk.first_lengths, ends, strict=True):
             yield Sample(ids[start:end], shifted(labels[start:end]))
 
     def _records(self, number: int) -> Iterator[_Item]:

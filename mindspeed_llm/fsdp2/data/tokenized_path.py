@@ -85,7 +85,8 @@ def _chunks(samples: StoredSamples, summary: Summary) -> Iterator[Chunk]:
             "input_ids": np.concatenate([ids for ids, _ in rows]),
             "labels": np.concatenate([labels for _, labels in rows]),
         }
-        chunk = Chunk(arrays, np.array([len(ids) for ids, _ in rows], dtype=np.int32), len(rows))
+        lengths = np.array([len(ids) for ids, _ in rows], dtype=np.int32)
+        chunk = Chunk(arrays, dict.fromkeys(arrays, lengths), len(rows))
         summary.add(chunk)
         yield chunk
 

@@ -13,16 +13,26 @@ _FIRST_LINES_KEPT = 3
 
 @dataclass
 class Chunk:
-    """Token arrays of some records: `arrays[key]` holds all sequences end to end, `lengths` the length of each.
+    """Token arrays of some records.
 
-    `empty_replies` counts records with a reply without text, which teaches to say nothing.
+    `arrays[key]` holds all sequences of a key end to end (int32), `lengths[key]` the length of each (int32);
+    `document_sizes[key]` the number of sequences of each document, for keys where it is not always one. `skipped` holds
+    (reason, file:line); `num_targets` counts tokens that carry loss; `empty_replies` counts records with a reply
+    without text, which teaches to say nothing.
     """
 
     arrays: dict[str, np.ndarray]
-    lengths: np.ndarray
+    lengths: dict[str, np.ndarray]
     num_records: int
     skipped: list[tuple[str, str]] = field(default_factory=list)
     empty_replies: int = 0
+    num_targets: int = 0
+    document_sizes: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def first_lengths(self) -> np.ndarray:
+        """Lengths of the first key: of every key, where the keys describe the same samples."""
+        return next(iter(self.lengths.values()))
 
 
 class Work(Protocol):
@@ -40,6 +50,7 @@ class Summary:
     num_records: int = 0
     num_samples: int = 0
     num_tokens: int = 0
+    num_targets: int = 0
     empty_replies: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     first_skipped: dict[str, list[str]] = field(default_factory=dict)
@@ -47,8 +58,9 @@ class Summary:
     def add(self, chunk: Chunk) -> None:
         """Count a chunk in."""
         self.num_records += chunk.num_records
-        self.num_samples += len(chunk.lengths)
-        self.num_tokens += int(chunk.lengths.sum())
+        self.num_samples += len(chunk.first_lengths)
+        self.num_tokens += int(chunk.first_lengths.sum())
+        self.num_targets += chunk.num_targets
         self.empty_replies += chunk.empty_replies
         for reason, where in chunk.skipped:
             self.skipped[reason] = self.skipped.get(reason, 0) + 1

@@ -9,7 +9,7 @@ from mindspeed_llm.tasks.preprocess.chunks import Chunk, end_to_end
 from mindspeed_llm.tasks.preprocess.readers import Record
 from mindspeed_llm.tasks.preprocess.records import UnusableRecord, to_conversation
 from mindspeed_llm.tasks.preprocess.render import Renderer
-from mindspeed_llm.tasks.preprocess.samples import SampleOptions, build_sample
+from mindspeed_llm.tasks.preprocess.samples import IGNORE_INDEX, SampleOptions, build_sample
 from mindspeed_llm.tasks.preprocess.tokenizer_errors import TOKENIZER_ERRORS, not_tokenized
 
 
@@ -56,4 +56,5 @@ class ConversationWork:
             empty_replies += sample[2]
         arrays = {"input_ids": end_to_end(ids), "labels": end_to_end(labels)}
         lengths = np.array([len(item) for item in ids], dtype=np.int32)
-        return Chunk(arrays, lengths, len(records), skipped, empty_replies)
+        num_targets = int((arrays["labels"] != IGNORE_INDEX).sum())
+        return Chunk(arrays, dict.fromkeys(self.keys, lengths), len(records), skipped, empty_replies, num_targets)

@@ -41,7 +41,7 @@ def write_store(
         writers = {key: stack.enter_context(IndexedWriter(key_prefix(prefix, key))) for key in keys}
         for chunk in chunks:
             for key, writer in writers.items():
-                writer.add_many(chunk.arrays[key], chunk.lengths)
+                writer.add_many(chunk.arrays[key], chunk.lengths[key])
         if summary.num_samples == 0:
             reasons = "; ".join(summary.skip_lines()) or "there are no records"
             raise UserError(f"no sample to {purpose} on is left of {summary.num_records} records: {reasons}")

@@ -49,7 +49,7 @@ class TextWork:
             # A last piece of one token goes.
             documents = [ids[:-1] if len(ids) % self._piece_length == 1 else ids for ids in documents]
             lengths = _piece_lengths([len(ids) for ids in documents], self._piece_length)
-        return Chunk({"text": end_to_end(documents)}, lengths, len(records), skipped)
+        return Chunk({"text": end_to_end(documents)}, {"text": lengths}, len(records), skipped)
 
     def _documents(self, records: Sequence[Record]) -> list[list[int]]:
         if not records:

@@ -28,7 +28,7 @@ def _jsonl(path, rows):
 def _run(file, work, **options):
     summary = Summary()
     chunks = list(tokenize_files([file], work, summary, **options))
-    return np.concatenate([chunk.lengths for chunk in chunks]), chunks, summary
+    return np.concatenate([chunk.first_lengths for chunk in chunks]), chunks, summary
 
 
 def test_documents_keep_every_byte(tmp_path):
