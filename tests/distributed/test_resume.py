@@ -13,6 +13,7 @@ from tests.support.pool import RankPool
 from tests.support.reference import relative
 from tests.support.runs import (
     copy_run,
+    eval_losses,
     exported,
     metrics,
     save_model,
@@ -57,6 +58,7 @@ class Workplace:
         fsdp_size: int | None = None,
         stop_at: dict[int, int] | None = None,
         patches: tuple[str, ...] = (),
+        parallel: dict[str, Any] | None = None,
         **training: Any,
     ) -> list[dict[str, Any]]:
         """Train with output in `name`; returns what the row returns, per rank."""
@@ -64,7 +66,7 @@ class Workplace:
             self.folder / name,
             self.model,
             self.data,
-            parallel={"fsdp_size": fsdp_size} if fsdp_size else None,
+            parallel={**({"fsdp_size": fsdp_size} if fsdp_size else {}), **(parallel or {})},
             **{"stage": self.stage, "max_steps": STEPS, **training},
         )
         return self.pool.run(ROW, ranks=ranks, argv=[config], stop_at=stop_at, patches=patches)
@@ -132,6 +134,37 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     for rank in range(ranks):
         assert first[rank]["samples"] + second[rank]["samples"] == whole[rank]["samples"]
     place.same("parts", "whole")
+
+
+# options of the data, of section `parallel`, and of the training
+OTHER_STATE = {
+    "loss scaling": ({}, {"param_dtype": "fp16"}, {}),
+    "streaming": ({"streaming": True, "buffer_size": 16}, {}, {}),
+    "evaluation": ({"val_size": 10}, {}, {"eval_steps": 3}),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_STATE)
+def test_state_beside_the_model(rank_pool: RankPool, tmp_path: Path, case: str) -> None:
+    """The loss scaler, a stream's place and the evaluations go on as without an interruption."""
+    data, parallel, training = OTHER_STATE[case]
+    place = Workplace(rank_pool, tmp_path, **data)
+    common: dict[str, Any] = {"parallel": parallel, "gradient_accumulation_steps": 2, **training}
+    whole = place.run("whole", 2, **common)
+    assert ends(whole) == [(0, None)] * 2
+    saving = {**common, "save_steps": 1000, "resume_from_checkpoint": "latest"}
+    first = place.run("parts", 2, stop_at={1: 6}, **saving)
+    assert ends(first) == [(143, None)] * 2
+    second = place.run("parts", 2, **saving)
+    assert ends(second) == [(0, None)] * 2
+    place.same("parts", "whole")
+    if case == "loss scaling":
+        # The scale has come down by then, and only then does it matter that it is kept.
+        assert any("overflowed" in line for line in first[0]["log"])
+        assert not any("overflowed" in line for line in second[0]["log"])
+    if case == "evaluation":
+        losses = [eval_losses(tmp_path / name) for name in ("parts", "whole")]
+        assert losses[0] == losses[1] and len(losses[0]) >= STEPS // 3
 
 
 @pytest.mark.parametrize(

@@ -131,3 +131,10 @@ def metrics(output: Path) -> list[dict[str, Any]]:
     lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     return [{key: record[key] for key in COMPARED} for record in records if "lm_loss" in record]
+
+
+def eval_losses(output: Path) -> list[tuple[int, float]]:
+    """(step, loss) of each evaluation in metrics.jsonl."""
+    lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(record["iteration"], record["eval_loss"]) for record in records if "eval_loss" in record]
