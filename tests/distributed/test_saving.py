@@ -223,3 +223,15 @@ def test_nodes_with_disks_of_their_own(place: Workplace, tmp_path: Path, fsdp_si
     assert ends(rows) == [(0, None)] * 4
     assert [line for line in rows[0]["log"] if "after step 2" in line]
     assert metrics(tmp_path / "node_0" / "run") == metrics(tmp_path / "node_0" / "whole")
+    # Fewer ranks on one node see only the pieces of that node: all of them where it holds a whole replica.
+    shutil.copytree(tmp_path / "node_0" / "whole", tmp_path / "alone")
+    training = {"max_steps": 5, "lr_scheduler_type": "constant", "resume_from_checkpoint": "latest"}
+    config = write_config(tmp_path / "alone", place.model, place.data, **{"stage": "pt", **training})
+    rows = place.pool.run(ROW, ranks=2, argv=[config])
+    if fsdp_size is None:
+        assert all("copy the checkpoint's files of all nodes into one folder" in rank["error"] for rank in rows)
+        for file in (tmp_path / "node_1/whole/checkpoints/global_step_4").glob("*.distcp"):
+            shutil.copy(file, tmp_path / "alone/checkpoints/global_step_4")
+        rows = place.pool.run(ROW, ranks=2, argv=[config])
+    assert ends(rows) == [(0, None)] * 2
+    assert [line for line in rows[0]["log"] if "after step 4 on 2 ranks instead of 4" in line]

@@ -70,8 +70,7 @@ def read_tensors(tensors: dict[str, torch.Tensor], folder: Path, storage: Storag
                 process_group=storage.group,
             )
     except CheckpointException as error:
-        hint = "" if storage.shared else " (this node's disk holds what its own ranks wrote, and no more)"
-        raise CheckpointError(f"reading {folder} {_describe(error)}{hint}") from None
+        raise CheckpointError(f"reading {folder} {_describe(error)}") from None
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -130,4 +129,10 @@ def _describe(failure: CheckpointException) -> str:
         cause = cause.__cause__
     if isinstance(cause, pickle.UnpicklingError):
         return f"failed on rank {rank}: a file {refused_class(cause)}"
-    return f"failed on rank {rank}: {type(cause).__name__}: {cause}"
+    text = f"failed on rank {rank}: {type(cause).__name__}: {cause}"
+    if isinstance(cause, FileNotFoundError):
+        text += (
+            " (nodes with disks of their own each hold what their own ranks wrote, and no more: to resume on other "
+            "ranks, copy the checkpoint's files of all nodes into one folder)"
+        )
+    return text
