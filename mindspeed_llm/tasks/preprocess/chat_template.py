@@ -7,6 +7,8 @@ rendering that includes it. This holds only when renderings of prefixes are pref
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mindspeed_llm.errors import UserError
@@ -41,25 +43,47 @@ class ChatTemplateRenderer:
         # Templates that know no reasoning field would drop the thought in silence: it is written into the reply.
         self._knows_reasoning = "reasoning_content" in template
 
+    def turns_batch(self, conversations: Sequence[Conversation]) -> list[list[Turn]]:
+        return [self.turns(conversation) for conversation in conversations]
+
+    def pair_turns(self, prompt: Conversation, chosen: Message, rejected: Message) -> tuple[list[Turn], list[Turn]]:
+        """Both sides with the mask of the last reply alone: the prompt, earlier replies included, carries no loss."""
+        chosen_turns, rejected_turns = (
+            self._turns(replace(prompt, messages=[*prompt.messages, reply]), last_only=True)
+            for reply in (chosen, rejected)
+        )
+        return chosen_turns, rejected_turns
+
+    def prompt_ids(self, conversation: Conversation) -> list[int]:
+        text = self._render(*self._inputs(conversation), generation_prompt=True)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
     def turns(self, conversation: Conversation) -> list[Turn]:
         """Token ids of the conversation, cut into turns where replies begin and end."""
-        messages = self._messages(conversation)
-        tools = None
-        if conversation.tools:
-            tools = [{"type": "function", "function": tool} for tool in parse_tools(conversation.tools)]
-        if tools or any("tool_calls" in message for message in messages):
-            self._check_tools_shown(messages, tools)
+        return self._turns(conversation, last_only=self._last_only)
+
+    def _turns(self, conversation: Conversation, *, last_only: bool) -> list[Turn]:
+        messages, tools = self._inputs(conversation)
         replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         trained = [message.loss for message in conversation.messages if message.role in TARGET_ROLES]
         if self._marks_replies:
             return self._marked_turns(messages, tools, trained)
         text = self._render(messages, tools)
         spans = []
-        for index in replies[-1:] if self._last_only else replies:
+        for index in replies[-1:] if last_only else replies:
             spans.append(self._reply_span(text, messages, tools, index))
-        if self._last_only:
+        if last_only:
             trained = trained[-1:]
         return self._cut(text, spans, trained)
+
+    def _inputs(self, conversation: Conversation) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """Messages and tools as the template takes them; raises UserError when it leaves tools out."""
+        messages, tools = self._messages(conversation), None
+        if conversation.tools:
+            tools = [{"type": "function", "function": tool} for tool in parse_tools(conversation.tools)]
+        if tools or any("tool_calls" in message for message in messages):
+            self._check_tools_shown(messages, tools)
+        return messages, tools
 
     def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
         system = conversation.system or self._default_system

@@ -6,8 +6,8 @@ tokenized one by one, special tokens are single ids. `TemplateRenderer` does it 
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mindspeed_llm.errors import UserError
@@ -38,6 +38,24 @@ class Renderer(Protocol):
         """Token ids of the conversation, turn by turn, untruncated."""
         ...
 
+    def turns_batch(self, conversations: Sequence[Conversation]) -> list[list[Turn]]:
+        """`turns` of many conversations, tokenized together."""
+        ...
+
+    def pair_turns(self, prompt: Conversation, chosen: Message, rejected: Message) -> tuple[list[Turn], list[Turn]]:
+        """Turns of `prompt`, which ends in a source turn, with either reply: each side is a conversation of its own,
+        since the prompt may depend on the reply (an empty thought in it).
+        """
+        ...
+
+    def prompt_ids(self, conversation: Conversation) -> list[int]:
+        """Token ids of a conversation that ends in a source turn, up to where the model begins its reply."""
+        ...
+
+
+PieceTurn = tuple[list[Piece], list[Piece], Message | None]
+"""(source, target, the reply); the reply is None in the last turn of a conversation that ends in a source turn."""
+
 
 class TemplateRenderer:
     """Render with a template given as data.
@@ -59,13 +77,25 @@ class TemplateRenderer:
         self.efficient_eos_id = self._special_id("eos_token") if template.efficient_eos else None
 
     def turns(self, conversation: Conversation) -> list[Turn]:
-        return [
-            Turn(self._encode(source), self._encode(target), message.loss)
-            for source, target, message in self.pieces(conversation)
-        ]
+        return self.turns_batch([conversation])[0]
 
-    def pieces(self, conversation: Conversation) -> Iterator[tuple[list[Piece], list[Piece], Message]]:
-        """Yield (source pieces, target pieces, the reply) for each turn."""
+    def turns_batch(self, conversations: Sequence[Conversation]) -> list[list[Turn]]:
+        return self._encode_turns([list(self.pieces(conversation)) for conversation in conversations])
+
+    def pair_turns(self, prompt: Conversation, chosen: Message, rejected: Message) -> tuple[list[Turn], list[Turn]]:
+        sides = [replace(prompt, messages=[*prompt.messages, reply]) for reply in (chosen, rejected)]
+        chosen_turns, rejected_turns = self.turns_batch(sides)
+        return chosen_turns, rejected_turns
+
+    def prompt_ids(self, conversation: Conversation) -> list[int]:
+        (turns,) = self.turns_batch([conversation])
+        return [token for turn in turns for token in (*turn.source, *turn.target)]
+
+    def pieces(self, conversation: Conversation) -> Iterator[PieceTurn]:
+        """Yield (source pieces, target pieces, the reply) for each turn.
+
+        A conversation that ends in a source turn ends in a turn without target, whose reply is None.
+        """
         template = self.template
         for index, (sources, reply) in enumerate(_pairs(conversation.messages)):
             source: list[Piece] = []
@@ -81,6 +111,10 @@ class TemplateRenderer:
             slot = template.user if sources[0].role == "user" else template.observation
             content = slot.join.join(message.content for message in sources)
             source += slot.fill(content=content, idx=str(index))
+            if reply is None:
+                empty = "".join(template.thought_words) if template.reasoning and self._thinking is False else ""
+                yield [*source, empty] if empty else source, [], None
+                return
             thought, target = self._reply(reply, index)
             if thought and self._thinking:
                 target = [thought, *target]
@@ -126,14 +160,24 @@ class TemplateRenderer:
             pieces += filled if end else [piece for piece in filled if isinstance(piece, str)] + [tool_format.join]
         return ([lead] if lead else []) + pieces
 
-    def _encode(self, pieces: list[Piece]) -> list[int]:
-        ids: list[int] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                ids += self._tokenizer.encode(piece, add_special_tokens=False)
-            elif (token_id := self._special_id(piece.name)) is not None:
-                ids.append(token_id)
-        return ids
+    def _encode_turns(self, conversations: list[list[PieceTurn]]) -> list[list[Turn]]:
+        parts = (part for turns in conversations for source, target, _ in turns for part in (source, target))
+        texts = list(dict.fromkeys(piece for part in parts for piece in part if isinstance(piece, str)))
+        encoded = dict(zip(texts, encode_texts(self._tokenizer, texts), strict=True))
+
+        def ids(pieces: list[Piece]) -> list[int]:
+            found: list[int] = []
+            for piece in pieces:
+                if isinstance(piece, str):
+                    found += encoded[piece]
+                elif (token_id := self._special_id(piece.name)) is not None:
+                    found.append(token_id)
+            return found
+
+        return [
+            [Turn(ids(source), ids(target), reply is None or reply.loss) for source, target, reply in turns]
+            for turns in conversations
+        ]
 
     def _special_id(self, name: str) -> int | None:
         if name not in self._special_ids:
@@ -165,7 +209,14 @@ def piece_text(pieces: list[Piece], *, bos_token: str, eos_token: str) -> str:
     return "".join(names.get(p.name, p.name) if isinstance(p, SpecialToken) else p for p in pieces)
 
 
-def _pairs(messages: list[Message]) -> Iterator[tuple[list[Message], Message]]:
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+    """Ids of each text on its own, without special tokens added; one call for all where the tokenizer can."""
+    if hasattr(tokenizer, "encode_batch"):
+        return tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
+def _pairs(messages: list[Message]) -> Iterator[tuple[list[Message], Message | None]]:
     sources: list[Message] = []
     for message in messages:
         if message.role in SOURCE_ROLES:
@@ -174,6 +225,8 @@ def _pairs(messages: list[Message]) -> Iterator[tuple[list[Message], Message]]:
             assert message.role in TARGET_ROLES and sources, "roles were checked when the record was read"
             yield sources, message
             sources = []
+    if sources:
+        yield sources, None
 
 
 def _split_thought(text: str, closing: str) -> tuple[str, str]:

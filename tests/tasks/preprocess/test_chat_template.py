@@ -112,3 +112,20 @@ def test_reasoning_is_kept_by_templates_that_know_no_field_for_it():
     tokenizer = chatml_tokenizer(chat_template=CHATML_TEMPLATE.replace("\n{{", "\n[{{ message.reasoning_content }}]{{"))
     (turn,) = ChatTemplateRenderer(tokenizer).turns(conversation)
     assert tokenizer.decode(turn.target) == "[R]a<|im_end|>\n"
+
+
+def test_batches_pairs_and_prompts():
+    tokenizer = chatml_tokenizer()
+    renderer = ChatTemplateRenderer(tokenizer)
+    conversation = Conversation(MESSAGES)
+    assert renderer.turns_batch([conversation] * 2) == [renderer.turns(conversation)] * 2
+
+    prompt = Conversation(MESSAGES[:3], system="S")
+    given = [{"role": "system", "content": "S"}, *ROLES[:3]]
+    assert renderer.prompt_ids(prompt) == _ids(tokenizer, given, add_generation_prompt=True)
+    for turns, reply in zip(
+        renderer.pair_turns(prompt, Message("assistant", "x"), Message("assistant", "y")), "xy", strict=True
+    ):
+        (turn,) = turns
+        assert turn.source == renderer.prompt_ids(prompt)
+        assert tokenizer.decode(turn.target) == f"{reply}<|im_end|>\n"

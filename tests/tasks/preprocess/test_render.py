@@ -135,3 +135,42 @@ def test_loss_covers_the_replies_and_their_end_marks_only(name, seed):
     expected = [token for turn in turns for token in turn.target + eos]
     assert labels[labels != -100].tolist() == expected
     assert len(ids) == sum(len(turn.source) + len(turn.target) for turn in turns) + len(eos)
+
+
+def decoded(tokenizer, turns):
+    return [(tokenizer.decode(turn.source), tokenizer.decode(turn.target)) for turn in turns]
+
+
+def test_a_batch_equals_its_conversations_one_by_one():
+    tokenizer = chatml_tokenizer()
+    renderer = TemplateRenderer(load_template("qwen"), tokenizer)
+    conversations = [
+        Conversation([Q, A]),
+        Conversation([Q, A, Message("user", "谢"), Message("assistant", "a", loss=False)], system="S"),
+        Conversation([]),
+    ]
+    assert renderer.turns_batch(conversations) == [renderer.turns(conversation) for conversation in conversations]
+    assert [[turn.train for turn in turns] for turns in renderer.turns_batch(conversations)] == [
+        [True],
+        [True, False],
+        [],
+    ]
+    assert renderer.turns_batch([]) == []
+
+
+def test_each_side_of_a_pair_has_a_prompt_of_its_own():
+    tokenizer = chatml_tokenizer()
+    renderer = TemplateRenderer(load_template("qwen3"), tokenizer)
+    thought = Message("assistant", "<think>\nt\n</think>\n\nx")
+    chosen, rejected = renderer.pair_turns(Conversation([Q]), thought, Message("assistant", "y"))
+    prompt = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    assert decoded(tokenizer, chosen) == [(prompt, "<think>\nt\n</think>\n\nx<|im_end|>\n")]
+    assert decoded(tokenizer, rejected) == [(prompt + "<think>\n\n</think>\n\n", "y<|im_end|>\n")]
+
+
+@pytest.mark.parametrize(("enable_thinking", "empty"), [(True, ""), (None, ""), (False, "<think>\n\n</think>\n\n")])
+def test_prompt_ends_where_the_model_begins(enable_thinking, empty):
+    tokenizer = chatml_tokenizer()
+    renderer = TemplateRenderer(load_template("qwen3"), tokenizer, enable_thinking=enable_thinking)
+    text = tokenizer.decode(renderer.prompt_ids(Conversation([Q, A, Message("user", "r")])))
+    assert text.endswith("a<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n" + empty)
