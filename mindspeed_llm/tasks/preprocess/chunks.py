@@ -1,6 +1,6 @@
 """What work on records gives: token arrays of a batch of records, and the count of what became of the records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,7 +45,11 @@ class Work(Protocol):
 
 @dataclass
 class Summary:
-    """What became of the records: how many were read, written and skipped, by reason with the first places."""
+    """What became of the records: how many were read, written and skipped, by reason with the first places.
+
+    `num_tokens` and `length_histogram` (length of a sequence, in powers of two -> number of sequences) are over the
+    keys that hold token ids; `num_samples` over the first key.
+    """
 
     num_records: int = 0
     num_samples: int = 0
@@ -54,19 +58,37 @@ class Summary:
     empty_replies: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     first_skipped: dict[str, list[str]] = field(default_factory=dict)
+    length_histogram: dict[str, int] = field(default_factory=dict)
 
     def add(self, chunk: Chunk) -> None:
         """Count a chunk in."""
         self.num_records += chunk.num_records
         self.num_samples += len(chunk.first_lengths)
-        self.num_tokens += int(chunk.first_lengths.sum())
         self.num_targets += chunk.num_targets
         self.empty_replies += chunk.empty_replies
+        for key in token_keys(tuple(chunk.lengths)):
+            lengths = chunk.lengths[key]
+            self.num_tokens += int(lengths.sum(dtype=np.int64))
+            self._count_lengths(histogram(lengths))
         for reason, where in chunk.skipped:
-            self.skipped[reason] = self.skipped.get(reason, 0) + 1
-            places = self.first_skipped.setdefault(reason, [])
-            if len(places) < _FIRST_LINES_KEPT:
-                places.append(where)
+            self._count_skipped(reason, 1, [where])
+
+    def add_summary(self, other: "Summary") -> None:
+        """Count in what `other` says of the records that follow."""
+        for name in ("num_records", "num_samples", "num_tokens", "num_targets", "empty_replies"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._count_lengths(other.length_histogram)
+        for reason, count in other.skipped.items():
+            self._count_skipped(reason, count, other.first_skipped[reason])
+
+    def _count_skipped(self, reason: str, count: int, places: Sequence[str]) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + count
+        known = self.first_skipped.setdefault(reason, [])
+        known += places[: _FIRST_LINES_KEPT - len(known)]
+
+    def _count_lengths(self, counts: Mapping[str, int]) -> None:
+        merged = {name: self.length_histogram.get(name, 0) + counts.get(name, 0) for name in _BUCKETS}
+        self.length_histogram = {name: count for name, count in merged.items() if count}
 
     def skip_lines(self) -> list[str]:
         """One line per reason, with the first places."""
@@ -78,6 +100,22 @@ class Summary:
     def notes(self) -> list[str]:
         """What is worth a look among the records that were not skipped."""
         return [f"{self.empty_replies} records have an empty reply"] if self.empty_replies else []
+
+
+_BUCKETS = ("0", "1", "2", *(f"{(1 << power) + 1}-{2 << power}" for power in range(1, 31)))
+
+
+def histogram(lengths: np.ndarray) -> dict[str, int]:
+    """Number of lengths in each of the ranges 0, 1, 2, 3-4, 5-8, 9-16, ...; ranges without any are left out."""
+    # A length n of 1 or more belongs to the range whose upper end is the next power of two: ceil(log2 n) of it.
+    ranges = np.where(lengths > 0, np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64) + 1, 0)
+    counts = np.bincount(ranges, minlength=len(_BUCKETS))
+    return {name: int(count) for name, count in zip(_BUCKETS, counts, strict=True) if count}
+
+
+def token_keys(keys: Sequence[str]) -> list[str]:
+    """The keys that hold token ids of their own: all but labels and masks, which belong to the ids of another key."""
+    return [key for key in keys if not key.endswith(("labels", "attention_mask"))] or list(keys)
 
 
 def end_to_end(items: Sequence[Any]) -> np.ndarray:

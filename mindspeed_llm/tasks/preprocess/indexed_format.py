@@ -5,13 +5,15 @@ number of document boundaries D (u64), lengths (N x i32), byte offsets (N x i64)
 Files are byte-compatible with megatron-core's IndexedDataset, which this module does not need.
 """
 
+import contextlib
 import os
+import shutil
 import struct
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -23,6 +25,8 @@ _HEADER = struct.Struct("<9sQBQQ")
 _TYPE_CODES: dict[int, type[np.generic]] = {
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16,
 }  # fmt: skip
+_BLOCK = 1 << 20
+_COPIED_BYTES = 16 << 20
 _CODE_OF = {np.dtype(kind): code for code, kind in _TYPE_CODES.items()}
 
 
@@ -47,59 +51,92 @@ def temporary_name(file: Path) -> Path:
 
 
 class IndexedWriter:
-    """Write sequences under temporary names; `finalize` publishes both files by rename, the index last.
+    """Write sequences under temporary names; a context manager.
 
-    Used as a context manager it finalizes on success and removes the temporary files on an exception.
+    Without an exception both files are published by rename, the index last; with one nothing is left. Lengths go to a
+    file of their own until then, so that memory does not grow with the number of sequences.
     """
 
     def __init__(self, prefix: str | Path, dtype: Any = np.int32) -> None:
         self._prefix, self._dtype = Path(prefix), np.dtype(dtype)
         self._prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary_name(bin_file(prefix))
-        self._data = self._temporary.open("wb", buffering=1 << 20)
-        self._lengths: list[np.ndarray] = []
-        self._documents: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
-        self._num_sequences = 0
+        self._temporary = [temporary_name(bin_file(prefix)) for _ in ("ids", "lengths", "document sizes")]
+        self._ids, self._lengths, self._sizes = (file.open("w+b", buffering=1 << 20) for file in self._temporary)
+        self._num_sequences = self._num_documents = 0
 
     def add(self, ids: np.ndarray) -> None:
         """Append one sequence that is a document of its own."""
         self.add_many(ids, np.array([len(ids)]))
 
-    def add_many(self, ids: np.ndarray, lengths: Iterable[int] | np.ndarray) -> None:
-        """Append sequences laid end to end in `ids`, each a document of its own."""
+    def add_many(
+        self, ids: np.ndarray, lengths: Sequence[int] | np.ndarray, document_sizes: np.ndarray | None = None
+    ) -> None:
+        """Append sequences laid end to end in `ids`.
+
+        `document_sizes` is the number of sequences of each document; None makes each a document of its own.
+        """
         lengths = np.asarray(lengths, dtype=np.int32)
         if int(lengths.sum(dtype=np.int64)) != len(ids):
             raise ValueError(f"lengths sum to {int(lengths.sum())}, but there are {len(ids)} ids")
-        self._data.write(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
-        self._lengths.append(lengths)
-        self._documents.append(self._num_sequences + np.arange(1, len(lengths) + 1, dtype=np.int64))
-        self._num_sequences += len(lengths)
+        sizes = np.ones(len(lengths), np.int32) if document_sizes is None else np.asarray(document_sizes, np.int32)
+        if int(sizes.sum(dtype=np.int64)) != len(lengths):
+            raise ValueError(f"documents of {int(sizes.sum())} sequences, but there are {len(lengths)}")
+        self._ids.write(np.ascontiguousarray(ids, dtype=self._dtype).data)
+        self._add_lengths(lengths, sizes)
 
-    def finalize(self) -> None:
+    def add_file(self, reader: "IndexedReader") -> None:
+        """Append all sequences and documents of another file of the same type of ids."""
+        assert reader.dtype == self._dtype
+        with bin_file(reader.prefix).open("rb") as source:
+            shutil.copyfileobj(source, self._ids, _COPIED_BYTES)
+        for start in range(0, len(reader), _BLOCK):
+            self._add_lengths(reader.lengths[start : start + _BLOCK], np.zeros(0, np.int32))
+        for start in range(0, len(reader.documents) - 1, _BLOCK):
+            sizes = np.diff(reader.documents[start : start + _BLOCK + 1]).astype(np.int32)
+            self._add_lengths(np.zeros(0, np.int32), sizes)
+
+    def _add_lengths(self, lengths: np.ndarray, sizes: np.ndarray) -> None:
+        self._lengths.write(np.ascontiguousarray(lengths).data)
+        self._sizes.write(np.ascontiguousarray(sizes).data)
+        self._num_sequences += len(lengths)
+        self._num_documents += len(sizes)
+
+    def _finalize(self) -> None:
         """Write the index and publish both files."""
-        self._data.flush()
-        os.fsync(self._data.fileno())
-        self._data.close()
-        lengths = np.concatenate([np.zeros(0, dtype=np.int32), *self._lengths])
-        offsets = np.zeros(len(lengths), dtype=np.int64)
-        if len(lengths):
-            np.cumsum(lengths[:-1], out=offsets[1:], dtype=np.int64)
-            offsets *= self._dtype.itemsize
-        documents = np.concatenate(self._documents)
-        temporary = temporary_name(idx_file(self._prefix))
-        with temporary.open("wb") as stream:
-            stream.write(_HEADER.pack(_MAGIC, _VERSION, _CODE_OF[self._dtype], len(lengths), len(documents)))
-            for array in (lengths, offsets, documents):
-                stream.write(array.tobytes())
+        index = temporary_name(idx_file(self._prefix))
+        self._temporary.append(index)
+        with index.open("wb", buffering=1 << 20) as stream:
+            code = _CODE_OF[self._dtype]
+            stream.write(_HEADER.pack(_MAGIC, _VERSION, code, self._num_sequences, self._num_documents + 1))
+            for lengths in _blocks(self._lengths):
+                stream.write(lengths.data)
+            offset = 0
+            for lengths in _blocks(self._lengths):
+                ends = offset + np.cumsum(lengths, dtype=np.int64) * self._dtype.itemsize
+                stream.write(np.concatenate([[offset], ends[:-1]]).astype(np.int64).data)
+                offset = int(ends[-1])
+            boundary = 0
+            stream.write(np.zeros(1, np.int64).data)
+            for sizes in _blocks(self._sizes):
+                boundaries = boundary + np.cumsum(sizes, dtype=np.int64)
+                stream.write(boundaries.data)
+                boundary = int(boundaries[-1])
             stream.flush()
             os.fsync(stream.fileno())
-        self._temporary.replace(bin_file(self._prefix))
-        temporary.replace(idx_file(self._prefix))
+        self._ids.flush()
+        os.fsync(self._ids.fileno())
+        self._ids.close()
+        self._temporary[0].replace(bin_file(self._prefix))
+        index.replace(idx_file(self._prefix))
 
-    def abort(self) -> None:
-        """Remove the temporary data file."""
-        self._data.close()
-        self._temporary.unlink(missing_ok=True)
+    def _abort(self) -> None:
+        """Remove the temporary files."""
+        for stream in (self._ids, self._lengths, self._sizes):
+            # What could not be written (a full disk) is still in the buffer, and is not wanted any more.
+            with contextlib.suppress(OSError):
+                stream.close()
+        for file in self._temporary:
+            file.unlink(missing_ok=True)
 
     def __enter__(self) -> "IndexedWriter":
         return self
@@ -107,10 +144,18 @@ class IndexedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.finalize()
-        else:
-            self.abort()
+        try:
+            if kind is None:
+                self._finalize()
+        finally:
+            self._abort()
+
+
+def _blocks(stream: IO[bytes]) -> Iterator[np.ndarray]:
+    """The int32 numbers that were written to a file, from its beginning, in blocks."""
+    stream.seek(0)
+    while content := stream.read(4 * _BLOCK):
+        yield np.frombuffer(content, np.int32)
 
 
 class IndexedReader:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess import indexed_format
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter, indexed_exists
 
 SEQUENCES = [[5, 6, 7], [], [1], list(range(1000))]
@@ -45,6 +46,30 @@ def test_same_bytes_as_megatron_core(tmp_path, dtype):
     assert [dataset[i].tolist() for i in range(len(dataset))] == SEQUENCES
     theirs = IndexedReader(tmp_path / "theirs")
     assert [theirs[i].tolist() for i in range(len(theirs))] == SEQUENCES
+
+
+def test_documents_of_several_sequences_and_whole_files(tmp_path, monkeypatch):
+    """Small blocks, so that every array of the index is written in several."""
+    monkeypatch.setattr(indexed_format, "_BLOCK", 2)
+    documents = [[[1, 2], [3]], [[4, 5, 6]], [], [[7], [], [8, 9], [10]]]
+    sequences = [sequence for document in documents for sequence in document]
+    for name, part in (("a", documents[:2]), ("b", documents[2:]), ("whole", documents)):
+        flat = [np.array(sequence, np.int32) for document in part for sequence in document]
+        with IndexedWriter(tmp_path / name) as writer:
+            writer.add_many(np.concatenate(flat), [len(item) for item in flat], np.array([len(d) for d in part]))
+    with IndexedWriter(tmp_path / "joined") as writer:
+        for name in ("a", "b"):
+            writer.add_file(IndexedReader(tmp_path / name))
+    for suffix in (".bin", ".idx"):
+        assert (tmp_path / f"joined{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+    reader = IndexedReader(tmp_path / "joined")
+    assert [reader[i].tolist() for i in range(len(reader))] == sequences
+    assert reader.documents.tolist() == [0, 2, 3, 3, 7]
+    with (
+        pytest.raises(ValueError, match="documents of 3 sequences, but there are 2"),
+        IndexedWriter(tmp_path / "c") as w,
+    ):
+        w.add_many(np.array([1, 2]), [1, 1], np.array([3]))
 
 
 def test_an_interrupted_writer_leaves_nothing(tmp_path):
