@@ -54,17 +54,22 @@ def test_openai_tool_calls_reasoning_and_loss_weight():
     call = {"type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}
     messages = [
         {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "let me see", "tool_calls": [call, call], "reasoning_content": "hm"},
+        {
+            "role": "assistant",
+            "content": "let me see",
+            "tool_calls": [call | {"id": "a"}, call],
+            "reasoning_content": "hm",
+        },
         {"role": "tool", "content": "1", "tool_call_id": "a"},
         {"role": "tool", "content": "2", "tool_call_id": "b"},
         {"role": "assistant", "content": "done", "loss_weight": 0},
     ]
-    calls = '[{"name": "f", "arguments": {"x": "é"}}, {"name": "f", "arguments": {"x": "é"}}]'
+    calls = '[{"id": "a", "name": "f", "arguments": {"x": "é"}}, {"name": "f", "arguments": {"x": "é"}}]'
     assert convert("openai", {"messages": messages}).messages == [
         Message("user", "q"),
         Message("function", calls, reasoning="hm", preface="let me see"),
-        Message("observation", "1"),
-        Message("observation", "2"),
+        Message("observation", "1", call_id="a"),
+        Message("observation", "2", call_id="b"),
         Message("assistant", "done", loss=False),
     ]
 
