@@ -9,23 +9,32 @@ dropped; a sample longer than the capacity is an error of the caller (samples ar
 """
 
 import bisect
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 
 def pack_window(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return packs as lists of positions in `lengths`; every position is in exactly one pack."""
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], -i))
-    keys = [lengths[i] for i in order]
-    if keys and keys[-1] > capacity:
-        raise ValueError(f"a sample of {keys[-1]} tokens does not fit in a pack of {capacity}")
+    """Return packs as lists of positions in `lengths`; every position is in exactly one pack.
+
+    Of samples of one length the first comes first.
+    """
+    by_length: dict[int, deque[int]] = {}
+    for position, length in enumerate(lengths):
+        by_length.setdefault(length, deque()).append(position)
+    left = sorted(by_length)
+    if left and left[-1] > capacity:
+        raise ValueError(f"a sample of {left[-1]} tokens does not fit in a pack of {capacity}")
     packs = []
-    while order:
+    while left:
         room, pack = capacity, []
-        while (fit := bisect.bisect_right(keys, room)) > 0:
-            room -= keys.pop(fit - 1)
-            pack.append(order.pop(fit - 1))
+        while (fit := bisect.bisect_right(left, room)) > 0:
+            length = left[fit - 1]
+            pack.append(by_length[length].popleft())
+            room -= length
+            if not by_length[length]:
+                left.pop(fit - 1)
         packs.append(pack)
     return packs
 
