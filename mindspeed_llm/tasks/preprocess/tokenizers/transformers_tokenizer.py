@@ -1,0 +1,131 @@
+"""A tokenizer that transformers has loaded, behind the interface of all tokenizers."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mindspeed_llm.tasks.preprocess.tokenizers.base import Tokenizer, to_flat
+
+
+class TransformersTokenizer:
+    """Wraps a tokenizer of transformers, and reads its tokens each time: they may be set after wrapping.
+
+    Where the class encodes with the Rust backend as transformers' own base class does, batches go to the backend
+    directly; a class that overrides a step of encoding is called as it is.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
+        self.is_fast = bool(getattr(tokenizer, "is_fast", False))
+        self.runs_in_threads = self._backend is not None
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.tokenizer.bos_token
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.tokenizer.eos_token
+
+    @property
+    def pad_token(self) -> str | None:
+        return self.tokenizer.pad_token
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.tokenizer.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self.tokenizer.pad_token_id
+
+    @property
+    def chat_template(self) -> str | Mapping[str, str] | None:
+        return self.tokenizer.chat_template
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.tokenizer.get_vocab()
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        if not texts:
+            return []
+        if self._backend is None:
+            return self.tokenizer(
+                list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
+            )["input_ids"]
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_flat(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens))
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        return encoded["input_ids"], encoded["offset_mapping"]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def get_chat_template(self) -> str:
+        return self.tokenizer.get_chat_template()
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        return self.tokenizer.apply_chat_template(conversation, **options)
+
+    def identity(self) -> str:
+        tokenizer = self.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        parts = [
+            type(tokenizer).__name__,
+            backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
+            sorted(tokenizer.special_tokens_map.items()),
+            tokenizer.chat_template,
+            {name: str(value) for name, value in sorted(getattr(tokenizer, "init_kwargs", {}).items())}
+            if backend is None
+            else bool(getattr(tokenizer, "split_special_tokens", False)),
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def as_tokenizer(tokenizer: Any) -> Tokenizer:
+    """`tokenizer` itself where it is one of ours, else a transformers tokenizer wrapped."""
+    return tokenizer if hasattr(tokenizer, "encode_flat") else TransformersTokenizer(tokenizer)
+
+
+def _plain_backend(tokenizer: Any) -> Any:
+    """The Rust backend, where the class encodes with it as the base class does, else None."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    for name, base in (
+        ("__call__", PreTrainedTokenizerBase),
+        ("encode", PreTrainedTokenizerBase),
+        ("_encode_plus", PreTrainedTokenizerFast),
+    ):
+        if getattr(kind, name) is not getattr(base, name):
+            return None
+    # What transformers does at each call.
+    backend.no_truncation()
+    backend.no_padding()
+    if hasattr(backend, "encode_special_tokens"):
+        backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
+    return backend
