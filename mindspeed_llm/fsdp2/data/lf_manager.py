@@ -167,7 +167,7 @@ class LFDataManager:
             column = entry.columns["text"] or "text"
             return TextWork(self._tokenizer, column=column, append_eod=data.append_eod, piece_length=data.cutoff_len)
         options = SampleOptions(data.cutoff_len, data.train_on_prompt, data.mask_history)
-        return ConversationWork(self._renderer, options, entry.formatting, entry.columns, entry.tags)
+        return ConversationWork(self._renderer, options, [entry.layout])
 
     def _mixed(self, entries: Sequence[DatasetEntry]) -> StoredSamples:
         stores = [self._store(entry, purpose="train") for entry in entries]

@@ -21,11 +21,15 @@ _LOG = logging.getLogger("mindspeed_llm")
 
 
 class Record(NamedTuple):
-    """One record of a data file: `data` maps columns to values; `line` counts from 1 (parquet and arrow: rows)."""
+    """One record of a data file: `data` maps columns to values; `line` counts from 1 (parquet and arrow: rows).
+
+    `source` is the number of the data set, where several are mixed.
+    """
 
     file: Path
     line: int
     data: dict[str, Any]
+    source: int = 0
 
     @property
     def where(self) -> str:

@@ -4,7 +4,7 @@ Labels here are not shifted: labels[t] belongs to ids[t]. -100 means no target.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,36 +12,92 @@ from mindspeed_llm.tasks.preprocess.records import UnusableRecord
 from mindspeed_llm.tasks.preprocess.render import Turn
 
 IGNORE_INDEX = -100
+UNLIMITED = 2**31 - 1
+"""A `cutoff_len` that cuts nothing: lengths are stored as int32."""
 
-NO_ROOM = "prompt fills cutoff_len, no room for the reply: raise cutoff_len to keep it"
+NO_ROOM = "prompt fills the sequence, no room for the reply: raise cutoff_len or --seq-length to keep it"
 NO_TARGET = "no reply that carries loss"
+
+Sample = tuple[np.ndarray, np.ndarray]
+"""(ids, labels), int32 of equal length."""
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """How turns become samples. `cutoff_len` in tokens; see the fields of the same names in the data section."""
+    """How turns become samples. `cutoff_len` in tokens; `eod_id` ends every sample, which carries loss too."""
 
     cutoff_len: int
     train_on_prompt: bool = False
     mask_history: bool = False
+    eod_id: int | None = None
 
 
-def build_sample(
-    turns: Sequence[Turn], options: SampleOptions, efficient_eos_id: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def build_sample(turns: Sequence[Turn], options: SampleOptions, efficient_eos_id: int | None = None) -> Sample:
     """Return (ids, labels), int32 of equal length at most `cutoff_len`.
 
     A turn that is too long is cut by `turn_budget`; turns after the cut are left out (before it, with mask_history,
     where the last turn matters most). With `efficient_eos_id` a trained reply is closed by that id as the label of the
-    next turn's first token, and the id is appended to the whole. Raises UnusableRecord when no target is left.
+    next turn's first token, and the id is appended to the whole. `eod_id` is appended where the sample does not end in
+    it. Raises UnusableRecord when no target is left.
     """
-    room = options.cutoff_len - (efficient_eos_id is not None)
+    (sample,) = _samples([turns], options, efficient_eos_id, None)
+    return sample
+
+
+def build_pair(
+    chosen: Sequence[Turn], rejected: Sequence[Turn], options: SampleOptions, efficient_eos_id: int | None = None
+) -> tuple[Sample, Sample]:
+    """The samples of two replies to one prompt: as `build_sample` with mask_history, so that only the last reply of
+    each carries loss.
+
+    Both are cut as if each had the longer reply, so that cutting leaves both the same prompt.
+    """
+    options = replace(options, mask_history=True)
+    lasts = [next((turn for turn in reversed(turns) if turn.target), turns[-1]) for turns in (chosen, rejected)]
+    longest = max(len(turn.source) for turn in lasts), max(len(turn.target) for turn in lasts)
+    chosen_sample, rejected_sample = _samples([chosen, rejected], options, efficient_eos_id, longest)
+    return chosen_sample, rejected_sample
+
+
+def _samples(
+    sides: Sequence[Sequence[Turn]],
+    options: SampleOptions,
+    efficient_eos_id: int | None,
+    last_lengths: tuple[int, int] | None,
+) -> list[Sample]:
+    joined = [_joined(turns, options, efficient_eos_id, last_lengths) for turns in sides]
+    eod_id = options.eod_id
+    if eod_id is not None:
+        if any(ids[-1] != eod_id and len(ids) == options.cutoff_len for ids, _ in joined):
+            shorter = replace(options, cutoff_len=options.cutoff_len - 1)
+            joined = [_joined(turns, shorter, efficient_eos_id, last_lengths) for turns in sides]
+        for ids, labels in joined:
+            if ids[-1] != eod_id:
+                ids.append(eod_id)
+                labels.append(eod_id)
+    # The first token of a sample is never predicted.
+    if any(all(label == IGNORE_INDEX for label in labels[1:]) for _, labels in joined):
+        raise UnusableRecord(NO_TARGET)
+    return [(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)) for ids, labels in joined]
+
+
+def _kept_turns(
+    turns: Sequence[Turn], options: SampleOptions, room: int, last_lengths: tuple[int, int] | None
+) -> list[tuple[Turn, bool]]:
+    """The turns that fit in `room` tokens, cut, each with whether its reply carries loss.
+
+    `last_lengths` (source, target) are those that the last reply's turn counts with. Raises UnusableRecord when no
+    reply that carries loss is left.
+    """
     kept: list[tuple[Turn, bool]] = []
     order = reversed(turns) if options.mask_history else iter(turns)
     reason = NO_TARGET
     seen_reply = False
     for turn in order:
-        source_len, target_len = turn_budget(len(turn.source), len(turn.target), room)
+        lengths = len(turn.source), len(turn.target)
+        if last_lengths is not None and turn.target and not seen_reply:
+            lengths = last_lengths
+        source_len, target_len = turn_budget(*lengths, room)
         if turn.target and target_len == 0:
             reason = NO_ROOM
             break
@@ -53,11 +109,20 @@ def build_sample(
         kept.reverse()
     if not any(trained for _, trained in kept):
         raise UnusableRecord(reason)
+    return kept
 
+
+def _joined(
+    turns: Sequence[Turn],
+    options: SampleOptions,
+    efficient_eos_id: int | None,
+    last_lengths: tuple[int, int] | None,
+) -> tuple[list[int], list[int]]:
+    room = options.cutoff_len - (efficient_eos_id is not None)
     ids: list[int] = []
     labels: list[int] = []
     reply_before_trained = False
-    for turn, trained in kept:
+    for turn, trained in _kept_turns(turns, options, room, last_lengths):
         source_labels = list(turn.source) if options.train_on_prompt else [IGNORE_INDEX] * len(turn.source)
         if efficient_eos_id is not None and reply_before_trained and source_labels:
             source_labels[0] = efficient_eos_id
@@ -67,10 +132,7 @@ def build_sample(
     if efficient_eos_id is not None:
         ids.append(efficient_eos_id)
         labels.append(efficient_eos_id if reply_before_trained else IGNORE_INDEX)
-    # The first token of a sample is never predicted.
-    if all(label == IGNORE_INDEX for label in labels[1:]):
-        raise UnusableRecord(NO_TARGET)
-    return np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)
+    return ids, labels
 
 
 def turn_budget(source_len: int, target_len: int, room: int) -> tuple[int, int]:

@@ -139,7 +139,7 @@ def test_limits_and_mistakes(tmp_path):
 def _alpaca_work(file, cutoff_len):
     (entry,) = resolve_datasets({"file_name": str(file)}, file.parent)
     renderer = TemplateRenderer(load_template("default"), byte_tokenizer())
-    return ConversationWork(renderer, SampleOptions(cutoff_len), entry.formatting, entry.columns, entry.tags)
+    return ConversationWork(renderer, SampleOptions(cutoff_len), [entry.layout])
 
 
 def test_conversations_to_a_store(tmp_path):

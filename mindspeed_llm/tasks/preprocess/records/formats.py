@@ -49,6 +49,15 @@ class Prompt:
     answer: Message | None
 
 
+@dataclass(frozen=True)
+class RecordLayout:
+    """How the records of a data set are read: the name of the format, its columns and its tags."""
+
+    formatting: str
+    columns: Mapping[str, str | None]
+    tags: Mapping[str, str | None]
+
+
 def to_conversation(
     record: Record, formatting: str, columns: Mapping[str, str | None], tags: Mapping[str, str | None]
 ) -> Conversation:
