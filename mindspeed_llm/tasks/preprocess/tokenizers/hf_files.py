@@ -249,6 +249,8 @@ def _special_token(name: str, value: Any, added: Mapping[str, "AddedToken"]) -> 
     if token is None or not token.special:
         raise NeedsTransformers(f"the {name} {content!r} is no special token of {TOKENIZER_FILE}")
     if isinstance(value, Mapping):
+        if value.get("__type") != "AddedToken":
+            raise NeedsTransformers(f"the {name} is written in a form of its own")
         _check_flags(value, token)
     return token.content
 
