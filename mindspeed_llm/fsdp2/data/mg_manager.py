@@ -1,47 +1,34 @@
 """Manager `mg` (stage pt): text -> one indexed file of documents -> fixed-length samples in Megatron's order."""
 
+import functools
 import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
-from mindspeed_llm.fsdp2.data.cache import (
-    build_once,
-    cache_key,
-    file_identity,
-    files_identity,
-    stored,
-    tokenizer_identity,
-)
-from mindspeed_llm.fsdp2.data.mg_samples import Blend, Chain, NextTokenSamples, TokenRows
+from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored, tokenizer_identity
+from mindspeed_llm.fsdp2.data.mg_samples import NextTokenSamples
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, IndexOrder
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource
+from mindspeed_llm.tasks.preprocess.blending import Chain, Rows
 from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.engine import tokenize_files
-from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, idx_file, temporary_name
+from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
+from mindspeed_llm.tasks.preprocess.pretrain_blend import PretrainLayout, PretrainSource, pretrain_samples
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import PretrainInputs, resolve_inputs
-from mindspeed_llm.tasks.preprocess.pretrain_samples import (
-    PretrainSamples,
-    SampleIndex,
-    SequentialSamples,
-    blend_order,
-    samples_per_epoch,
-    split_documents,
-)
+from mindspeed_llm.tasks.preprocess.pretrain_samples import SequentialSamples, samples_per_epoch
 from mindspeed_llm.tasks.preprocess.sample_store import key_prefix
+from mindspeed_llm.tasks.preprocess.splits import split_documents
 from mindspeed_llm.tasks.preprocess.text_work import TextWork
 
 _LOG = logging.getLogger("mindspeed_llm")
-# What megatron-core draws beyond the requested share of a blended data set.
-_BLEND_SURPLUS = 0.005
 
 
 class MegatronDataManager:
@@ -71,9 +58,8 @@ class MegatronDataManager:
         parts = [split_documents(self._num_documents(reader), data.split) for reader in readers]
         self._check_split(parts)
         start = start or DataPosition()
-        train, per_epoch, layouts = self._train_rows(
-            readers, [part[0] for part in parts], weights, split.global_batch_size, start
-        )
+        sources = [PretrainSource(reader, part[0]) for reader, part in zip(readers, parts, strict=True)]
+        train, per_epoch, layouts = self._train_rows(sources, weights, split.global_batch_size, start)
         source = MapTrainSource(
             NextTokenSamples(train, eod_id=self._eod_id),
             IndexOrder(per_epoch),
@@ -90,12 +76,12 @@ class MegatronDataManager:
             with naming("data.eval_dataset"):
                 inputs = resolve_inputs(data.eval_dataset, data.dataset_dir, field="data.eval_dataset")
                 readers, _ = self._readers(inputs, purpose="evaluate")
-            documents = [np.arange(self._num_documents(reader), dtype=np.int32) for reader in readers]
+            documents = [range(self._num_documents(reader)) for reader in readers]
         else:
             documents = [part[1] for part in parts]
         return source, self._eval_source(readers, documents, split)
 
-    def _check_split(self, parts: Sequence[Sequence[np.ndarray]]) -> None:
+    def _check_split(self, parts: Sequence[Sequence[range]]) -> None:
         """Raise UserError when a part of `data.split` that is wanted gets no document."""
         data = self._config.data
         shares = data.split_weights
@@ -114,7 +100,7 @@ class MegatronDataManager:
         return len(reader) if limit is None else min(len(reader), limit)
 
     def _eval_source(
-        self, readers: Sequence[IndexedReader], documents: Sequence[np.ndarray], split: BatchSplit
+        self, readers: Sequence[IndexedReader], documents: Sequence[range], split: BatchSplit
     ) -> EvalSource | None:
         if not any(len(part) for part in documents):
             return None
@@ -171,22 +157,21 @@ class MegatronDataManager:
 
     def _train_rows(
         self,
-        readers: Sequence[IndexedReader],
-        documents: Sequence[np.ndarray],
+        sources: Sequence[PretrainSource],
         weights: list[float] | None,
         global_batch_size: int,
         start: DataPosition,
-    ) -> tuple[TokenRows, int, tuple[int, ...]]:
+    ) -> tuple[Rows, int, tuple[int, ...]]:
         """The training rows in order, the number of rows of one epoch, and the lengths of the layouts they come from.
 
         The order of a layout depends on its length. A resumed run therefore takes the lengths that it was begun with;
         what it needs beyond them comes from a further layout behind them, with a seed of its own.
         """
         training = self._config.training
-        tokens = [
-            int(reader.lengths[part].sum(dtype=np.int64)) for reader, part in zip(readers, documents, strict=True)
-        ]
-        per_epoch = sum(samples_per_epoch(count, self._length) for count in tokens)
+        used = [source for number, source in enumerate(sources) if weights is None or weights[number]]
+        tokens = [source.num_tokens() for source in used]
+        sizes = [samples_per_epoch(count, self._length) for count in tokens]
+        per_epoch = sum(sizes)
         if training.max_steps > 0:
             wanted = start.samples + (training.max_steps - start.step) * global_batch_size
         else:
@@ -203,77 +188,29 @@ class MegatronDataManager:
                 f"({sum(tokens)} tokens, data.cutoff_len {self._length}) are no sample; use more epochs, more text "
                 "or a smaller cutoff_len"
             )
+        for source, count, size in zip(used, tokens, sizes, strict=True):
+            if not size and weights is not None:
+                raise UserError(
+                    f"data.dataset: {source.reader.prefix} has {count} tokens to train on, but a sample of "
+                    f"data.cutoff_len {self._length} takes {self._length + 1} and would hold them several times; leave "
+                    "it out, use more text or a smaller cutoff_len"
+                )
         _LOG.info("pretraining data: %d tokens, %d samples of %d per epoch", sum(tokens), per_epoch, self._length)
         layouts = start.layouts
         if wanted > sum(layouts):
             layouts = (*layouts, wanted - sum(layouts))
-        seed = training.seed
+        cache = IndexCache(
+            fallback=self._cache_dir,
+            build_once=functools.partial(
+                build_once,
+                one_per_node=self._config.data.no_shared_storage,
+                overwrite=self._config.data.overwrite_cache,
+            ),
+        )
         rows = [
-            self._layout(readers, documents, weights, tokens, size, seed + number)
+            pretrain_samples(
+                sources, weights, size, PretrainLayout(sequence_length=self._length, seed=training.seed + number), cache
+            )
             for number, size in enumerate(layouts)
         ]
         return rows[0] if len(rows) == 1 else Chain(rows), per_epoch, layouts
-
-    def _layout(
-        self,
-        readers: Sequence[IndexedReader],
-        documents: Sequence[np.ndarray],
-        weights: list[float] | None,
-        tokens: Sequence[int],
-        wanted: int,
-        seed: int,
-    ) -> TokenRows:
-        """`wanted` rows of one or several data sets, shuffled over as many epochs as that takes."""
-        if len(readers) == 1:
-            return self._indexed_rows(readers[0], documents[0], wanted, seed)
-        shares = [float(count) for count in tokens] if weights is None else weights
-        for reader, count, share in zip(readers, tokens, shares, strict=True):
-            if share and not count:
-                raise UserError(f"data set {reader.prefix} has weight {share:g}, but no tokens to train on")
-        which, sample = blend_order(shares, wanted)
-        counts = np.bincount(which, minlength=len(readers))
-        for reader, number_of_tokens, drawn in zip(readers, tokens, counts, strict=True):
-            if drawn and not samples_per_epoch(number_of_tokens, self._length):
-                raise UserError(
-                    f"data.dataset: {reader.prefix} has {number_of_tokens} tokens to train on, but a sample of "
-                    f"data.cutoff_len {self._length} takes {self._length + 1} and would hold them several times; leave "
-                    "it out, use more text or a smaller cutoff_len"
-                )
-        parts: list[TokenRows] = []
-        for number, (reader, part) in enumerate(zip(readers, documents, strict=True)):
-            share = math.ceil(wanted * shares[number] / sum(shares))
-            requested = max(math.ceil(share * (1 + _BLEND_SURPLUS)), int(counts[number]))
-            parts.append(self._indexed_rows(reader, part, requested, seed) if requested else [])
-        return Blend(parts, which, sample)
-
-    def _indexed_rows(
-        self, reader: IndexedReader, documents: np.ndarray, num_samples: int, seed: int
-    ) -> PretrainSamples:
-        key = cache_key(
-            index=file_identity(idx_file(reader.prefix)),
-            documents=[len(documents), int(documents[0]), int(documents[-1])],
-            num_samples=num_samples,
-            sequence_length=self._length,
-            seed=seed,
-        )
-        base = self._cache_dir / f"{reader.prefix.name}_{key}"
-        files = [Path(f"{base}_{name}_index.npy") for name in ("document", "sample", "shuffle")]
-
-        def build() -> None:
-            index = SampleIndex.build(reader.lengths, documents, num_samples, self._length, seed)
-            self._cache_dir.mkdir(parents=True, exist_ok=True)
-            for file, array in zip(files, (index.documents, index.starts, index.shuffle), strict=True):
-                temporary = temporary_name(file)
-                with temporary.open("wb") as stream:
-                    np.save(stream, array, allow_pickle=False)
-                temporary.replace(file)
-
-        data = self._config.data
-        build_once(
-            lambda: all(file.is_file() for file in files),
-            build,
-            one_per_node=data.no_shared_storage,
-            overwrite=data.overwrite_cache,
-        )
-        arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
-        return PretrainSamples(reader, SampleIndex(*arrays), self._length)

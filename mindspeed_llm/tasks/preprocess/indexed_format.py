@@ -161,8 +161,9 @@ def _blocks(stream: IO[bytes]) -> Iterator[np.ndarray]:
 class IndexedReader:
     """Read an indexed file through memory maps; all processes of a machine share the pages.
 
-    `lengths` (int32) holds the number of tokens of each sequence, `documents` (int64) the document boundaries. Raises
-    UserError when a file is missing, damaged, or the two do not belong together.
+    `lengths` (int32) holds the number of tokens of each sequence, `documents` (int64) the document boundaries, counted
+    in sequences. Raises UserError when a file is missing, damaged or of another format, or when the two do not belong
+    together; `check` looks at every length and offset as well.
     """
 
     def __init__(self, prefix: str | Path) -> None:
@@ -180,21 +181,48 @@ class IndexedReader:
         magic, version, code, num_sequences, num_documents = _HEADER.unpack(buffer[: _HEADER.size].tobytes())
         if magic != _MAGIC or version != _VERSION or code not in _TYPE_CODES:
             raise UserError(f"{index} is not an index file of Megatron's format (version {_VERSION})")
-        expected = _HEADER.size + 12 * num_sequences + 8 * num_documents
-        if len(buffer) < expected:
-            raise UserError(f"{index} is damaged: {len(buffer)} bytes, expected {expected}")
         self.dtype = np.dtype(_TYPE_CODES[code])
+        if self.dtype.kind not in "iu":
+            raise UserError(f"{index} belongs to numbers of type {self.dtype}; expected token ids, which are integers")
+        expected = _HEADER.size + 12 * num_sequences + 8 * num_documents
+        if len(buffer) == expected + num_sequences > expected:
+            raise UserError(f"{index} has a mode for each sequence (multimodal data); expected plain token ids")
+        if len(buffer) != expected:
+            raise UserError(f"{index} is damaged: {len(buffer)} bytes, expected {expected}")
         start = _HEADER.size
         self.lengths = np.frombuffer(buffer, np.int32, num_sequences, start)
         start += 4 * num_sequences
         self._offsets = np.frombuffer(buffer, np.int64, num_sequences, start)
         self.documents = np.frombuffer(buffer, np.int64, num_documents, start + 8 * num_sequences)
+        if num_documents == 0 or self.documents[0] != 0 or self.documents[-1] != num_sequences:
+            raise UserError(f"{index} is damaged: its documents do not span its {num_sequences} sequences")
         size = data.stat().st_size
         needed = int(self._offsets[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if num_sequences else 0
-        if size < needed:
-            raise UserError(f"{data} is damaged: {size} bytes, but the index speaks of {needed}")
+        if size != needed:
+            raise UserError(
+                f"{data} is damaged: {size} bytes, but the index speaks of {needed}; "
+                "the two may come from different runs"
+            )
         # An empty file cannot be mapped.
         self._data = np.memmap(data, mode="r", dtype=np.uint8) if size else np.zeros(0, dtype=np.uint8)
+
+    def check(self) -> None:
+        """Look at all lengths, offsets and boundaries. Raises UserError naming the first that is wrong."""
+        end = 0
+        for start in range(0, len(self), _BLOCK):
+            lengths, offsets = self.lengths[start : start + _BLOCK], self._offsets[start : start + _BLOCK]
+            ends = end + np.cumsum(lengths, dtype=np.int64) * self.dtype.itemsize
+            wrong = (lengths < 0) | (offsets != np.concatenate([[end], ends[:-1]]))
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise UserError(
+                    f"{idx_file(self.prefix)} is damaged: sequence {start + at} of {lengths[at]} tokens lies at byte "
+                    f"{offsets[at]}, expected {ends[at - 1] if at else end}"
+                )
+            end = int(ends[-1])
+        for start in range(0, len(self.documents) - 1, _BLOCK):
+            if (np.diff(self.documents[start : start + _BLOCK + 1]) < 0).any():
+                raise UserError(f"{idx_file(self.prefix)} is damaged: its document boundaries do not ascend")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -206,7 +234,7 @@ class IndexedReader:
         """Return `length` tokens (default: all that remain) of a sequence from `offset`, as a read-only view."""
         available = int(self.lengths[index]) - offset
         count = available if length is None else length
-        if not 0 <= count <= available:
+        if not (offset >= 0 and 0 <= count <= available):
             raise IndexError(f"sequence {index} of {self.prefix}: {count} tokens from {offset}, {available} available")
         return np.frombuffer(self._data, self.dtype, count, int(self._offsets[index]) + offset * self.dtype.itemsize)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.blending import parse_blend
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetChoice, DatasetEntry, resolve_datasets
 from mindspeed_llm.tasks.preprocess.indexed_format import bin_file, idx_file, indexed_exists
 
@@ -37,9 +38,7 @@ def resolve_inputs(
             names = [part.strip() for part in file_name.split(",")]
     else:
         names = list(file_name or [])
-    weights = _weights(names, field)
-    if weights is not None:
-        names = names[1::2]
+    names, weights = parse_blend(names, field=f"{field}.file_name")
     texts: list[DatasetEntry] = []
     prefixes: list[Path] = []
     for name in names:
@@ -53,19 +52,6 @@ def resolve_inputs(
     if not names:
         texts = resolve_datasets(dataset, dataset_dir, field=field)
     return PretrainInputs(texts, prefixes, weights)
-
-
-def _weights(names: list[Any], field: str) -> list[float] | None:
-    """The weights of a list in which every other item is a number."""
-    if len(names) < 2 or len(names) % 2:
-        return None
-    try:
-        weights = [float(name) for name in names[::2]]
-    except (TypeError, ValueError):
-        return None
-    if min(weights) < 0 or sum(weights) <= 0:
-        raise UserError(f"{field}.file_name: weights {weights}; expected numbers from 0 on, not all 0")
-    return weights
 
 
 def _prefix(name: str, dataset_dir: Path, field: str) -> Path | None:
