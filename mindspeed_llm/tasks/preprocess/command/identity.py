@@ -45,18 +45,21 @@ class InputFile:
         return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
 
 
-def identify(files: Iterable[Path], known: Iterable[Mapping[str, Any]] = ()) -> list[InputFile]:
-    """Each file with its hash; `known` holds files as an earlier run noted them."""
+def identify(files: Iterable[Path], known: Iterable[Mapping[str, Any]] = (), *, read: bool = True) -> list[InputFile]:
+    """Each file with its hash; `known` holds files as an earlier run noted them.
+
+    Without `read` the hash of a file that is not known is None.
+    """
     memo = {(item.get("path"), item.get("size"), item.get("mtime_ns")): item for item in known}
     found = [InputFile.found(file) for file in files]
     new = [item for item in found if (item.path, item.size, item.mtime_ns) not in memo]
-    if (total := sum(item.size for item in new)) > _WORTH_A_LINE:
+    if read and (total := sum(item.size for item in new)) > _WORTH_A_LINE:
         _LOG.info("reading %.1f GB of input once for its content hash (--streaming does without)", total / 1e9)
     result = []
     for item in found:
         earlier = memo.get((item.path, item.size, item.mtime_ns), {})
         digest, num_lines = earlier.get("hash"), earlier.get("num_lines")
-        if digest is None or num_lines is None:
+        if read and (digest is None or num_lines is None):
             try:
                 digest, num_lines = _read(item.path)
             except OSError as error:
