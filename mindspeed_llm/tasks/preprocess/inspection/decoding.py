@@ -1,0 +1,113 @@
+"""Token ids -> pieces of readable text, without breaking characters that are spread over several tokens.
+
+ids      [ 40][ 2894][ 19526][  235]          235 completes the character that 19526 begins
+pieces   [ I ][ love ][      😀      ]
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+# What a token says depends on its neighbours: sentencepiece drops the space of the first token, for one.
+_CONTEXT = 4
+# A character has at most four bytes. Tokens that end inside of characters may follow each other in emoji; a longer
+# row is no text at all (ids of another tokenizer).
+_MAX_HELD = 16
+_LOOKS_SPECIAL = re.compile(r"<[|｜].+[|｜]>|</?\w+>|\[/?\w+\]")
+
+PieceKind = Literal["text", "special", "unknown"]
+
+
+class Piece(NamedTuple):
+    """Tokens start..stop (stop excluded) of a sequence and the text that they give together.
+
+    A `special` piece is one token that stands for itself, such as an end marker; an `unknown` one has an id that is
+    not in the vocabulary.
+    """
+
+    text: str
+    start: int
+    stop: int
+    kind: PieceKind = "text"
+
+
+class Decoder:
+    """Decodes stretches of sequences. `tokenizer` is one of this package or of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._decode = _decode_function(tokenizer)
+        self._names: dict[int, str] = {number: name for name, number in tokenizer.get_vocab().items()}
+        named = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        self._special = {number for number in named if number is not None}
+        self._alone: dict[int, Piece] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._names
+
+    def token(self, number: int) -> Piece:
+        """One id by itself."""
+        if number not in self._alone:
+            self._alone[number] = self._piece([number], 0, 1, self._decode([number]) if number in self else "")
+        return self._alone[number]
+
+    def pieces(self, ids: np.ndarray, start: int, stop: int, *, at_least: int | None = None) -> list[Piece]:
+        """Pieces of ids[start:stop], in order and without gaps, or the first that make up `at_least` tokens.
+
+        A character that `start` or `stop` cuts shows as U+FFFD.
+        """
+        pieces: list[Piece] = []
+        begin = start
+        enough = stop if at_least is None else min(stop, start + at_least)
+        while begin < enough:
+            piece = self._next(ids, begin, stop)
+            pieces.append(piece)
+            begin = piece.stop
+        return pieces
+
+    def tail(self, ids: np.ndarray, start: int, stop: int, *, earliest: int) -> list[Piece]:
+        """Like `pieces`, but starts behind a character that `start` would cut; looks back to `earliest` for it."""
+        begin = max(earliest, start - _MAX_HELD)
+        return [piece for piece in self.pieces(ids, begin, stop) if piece.start >= start]
+
+    def _next(self, ids: np.ndarray, begin: int, stop: int) -> Piece:
+        context = [number for number in ids[max(0, begin - _CONTEXT) : begin].tolist() if number in self]
+        before = self._decode(context) if context else ""
+        held: list[int] = []
+        text = ""
+        for number in ids[begin : min(stop, begin + _MAX_HELD)].tolist():
+            if number not in self:
+                # What was begun before an unknown id stays broken.
+                return self._piece(held or [number], begin, begin + max(len(held), 1), text)
+            held.append(number)
+            text = self._decode(held)
+            if context and not before.endswith(_BROKEN):
+                both = self._decode(context + held)
+                if both.startswith(before):
+                    text = both[len(before) :]
+            if not text.endswith(_BROKEN):
+                break
+        return self._piece(held, begin, begin + len(held), text)
+
+    def _piece(self, numbers: Sequence[int], start: int, stop: int, text: str) -> Piece:
+        if len(numbers) > 1:
+            return Piece(text, start, stop)
+        number = numbers[0]
+        if number not in self:
+            return Piece(f"id {number}", start, stop, "unknown")
+        name = self._names[number]
+        # Some tokens have no text of their own, such as the control tokens of sentencepiece.
+        looks_special = text.strip() == name and _LOOKS_SPECIAL.fullmatch(name)
+        if number in self._special or not text or looks_special:
+            return Piece(text or name, start, stop, "special")
+        return Piece(text, start, stop)
+
+
+def _decode_function(tokenizer: Any) -> Callable[[list[int]], str]:
+    options: dict[str, bool] = {"skip_special_tokens": False}
+    if hasattr(tokenizer, "clean_up_tokenization_spaces"):
+        # transformers would drop spaces before punctuation, though they are in the data.
+        options["clean_up_tokenization_spaces"] = False
+    return lambda numbers: tokenizer.decode(numbers, **options)
