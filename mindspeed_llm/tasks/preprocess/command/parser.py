@@ -146,13 +146,19 @@ def help_text() -> str:
 
     lines = [_USAGE]
     for group, title in GROUPS.items():
-        lines.append(f"{title}:")
+        lines.append(title)
         for flag, spec in FLAGS.items():
             if spec.metadata["group"] == group:
                 lines += _flag_lines(flag, spec)
         lines.append("")
-    lines += ["Handlers (--handler-name):", *_list(HANDLERS), ""]
-    lines += ["Templates (--prompt-type):", *_list(template_names()), ""]
+    lines.append("Handlers (--handler-name):")
+    for handler in HANDLERS.values():
+        lines += [f"  {handler.name} ({handler.kind})", *_wrapped(handler.doc, indent=6)]
+    lines += ["", "Templates (--prompt-type):"]
+    lines += textwrap.wrap(
+        ", ".join(template_names()), _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
+    lines.append("")
     lines.append("Known from elsewhere, and refused:")
     for flag, reason in REFUSED.items():
         lines += _wrapped(f"{flag}: {reason}")
@@ -176,7 +182,3 @@ def _flag_lines(flag: str, spec: Field[Any]) -> list[str]:
 
 def _wrapped(text: str, indent: int = 2) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=" " * indent, subsequent_indent=" " * max(indent, 6))
-
-
-def _list(names: Sequence[str] | dict[str, Any]) -> list[str]:
-    return textwrap.wrap(", ".join(names), _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)

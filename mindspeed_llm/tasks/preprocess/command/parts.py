@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.command.workspace import write_json
-from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter, indexed_exists
 
 _SUMMARY = "summary.json"
 
@@ -22,15 +21,14 @@ def part_folder(folder: Path, number: int) -> Path:
     return folder / f"part-{number:05d}"
 
 
-def finished_parts(folder: Path) -> list[Summary]:
-    """The summaries of the parts that are finished, from the first one on without a gap."""
-    summaries = []
-    for number in itertools.count():
-        file = part_folder(folder, number) / _SUMMARY
-        if not file.is_file():
-            return summaries
-        summaries.append(Summary(**json.loads(file.read_text(encoding="utf-8"))))
-    raise AssertionError("unreachable")
+def finished_parts(folder: Path, keys: Sequence[str]) -> list[Summary]:
+    """The summaries of the parts that are finished and have all keys, from the first one on without a gap."""
+    summaries: list[Summary] = []
+    while (part := part_folder(folder, len(summaries)) / _SUMMARY).is_file():
+        if not all(indexed_exists(part.parent / key) for key in keys):
+            break
+        summaries.append(Summary(**json.loads(part.read_text(encoding="utf-8"))))
+    return summaries
 
 
 def write_part(folder: Path, keys: Sequence[str], chunks: Iterator[Chunk], size: int | None) -> Summary | None:

@@ -44,7 +44,9 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self.keep:
+            if self.keep:
+                _LOG.warning("finished parts stay in %s; the same command goes on with them", self.folder)
+            else:
                 shutil.rmtree(self.folder)
         finally:
             os.close(self._lock)

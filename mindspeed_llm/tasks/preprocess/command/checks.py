@@ -1,0 +1,145 @@
+"""Checks of the flags among each other: which belong to which handler, which need another one, which have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, Arguments, flag_of
+from mindspeed_llm.tasks.preprocess.command.refused import INERT
+from mindspeed_llm.tasks.preprocess.handlers import HANDLERS, Handler
+
+
+@dataclass(frozen=True)
+class _UsedBy:
+    """The handlers that a flag is for, and how messages call them."""
+
+    whom: str
+    uses: Callable[[Handler], bool]
+
+
+_PRETRAIN = _UsedBy("pretraining handlers", lambda handler: handler.kind == "pretrain")
+_WITH_TEMPLATE = _UsedBy("handlers that take a template", lambda handler: handler.takes_prompt_type)
+_WITH_CONVERSATIONS = _UsedBy(
+    "instruction and pairwise handlers", lambda handler: handler.kind in ("instruction", "pairwise")
+)
+_INSTRUCTION = _UsedBy("instruction handlers", lambda handler: handler.kind == "instruction")
+_DATASET_INFO = _UsedBy("handlers that read dataset_info.json", lambda handler: not handler.formatting)
+
+USED_BY: dict[str, _UsedBy] = {
+    "json_keys": _UsedBy("handlers that tokenize plain columns", lambda handler: handler.takes_json_keys),
+    "map_keys": _UsedBy("handlers whose records have columns of fixed roles", lambda handler: bool(handler.columns)),
+    "dataset_dir": _DATASET_INFO,
+    "mix_strategy": _DATASET_INFO,
+    "interleave_probs": _DATASET_INFO,
+    "prompt_type": _WITH_TEMPLATE,
+    "prompt_type_path": _WITH_TEMPLATE,
+    "enable_thinking": _WITH_TEMPLATE,
+    "drop_thinking": _WITH_TEMPLATE,
+    "reasoning_effort": _WITH_TEMPLATE,
+    "mask_history": _WITH_CONVERSATIONS,
+    "pack": _INSTRUCTION,
+    "neat_pack": _INSTRUCTION,
+    "pad_to_multiple_of": _PRETRAIN,
+    "split_sentences": _PRETRAIN,
+    "keep_newlines": _PRETRAIN,
+    "dataset_additional_keys": _UsedBy(
+        "the R1 handlers", lambda handler: handler.kind == "prompt" and handler.name.startswith("R1")
+    ),
+}
+"""Field -> the handlers that it is for; with any other it is refused when given."""
+
+# Flag that needs the other one (with a value that counts as yes).
+_NEEDS = {
+    "neat_pack": "pack",
+    "pack": "seq_length",
+    "keep_newlines": "split_sentences",
+    "num": "inspect",
+    "html": "inspect",
+}
+_IN_MERGE = {"input", "output_prefix", "merge_group_keys", "check", "debug"}
+_IN_INSPECT = {
+    "inspect", "num", "html", "debug", "tokenizer_type", "tokenizer_name_or_path", "tokenizer_not_use_fast",
+    "tokenizer_model", "vocab_file", "merge_file",
+}  # fmt: skip
+
+
+def notices(arguments: Arguments) -> list[str]:
+    """A line for each given flag that has no effect, with the reason."""
+    lines = [f"no effect from {flag}: {INERT[flag]}" for flag in FLAGS if flag in INERT and _given(arguments, flag)]
+    if arguments.merge_group_keys:
+        lines += _idle(arguments, _IN_MERGE, "with --merge-group-keys: parts are joined as they are")
+    elif arguments.inspect is not None:
+        lines += _idle(arguments, _IN_INSPECT, "with --inspect: it only reads")
+    return lines
+
+
+def _given(arguments: Arguments, flag: str) -> bool:
+    return FLAGS[flag].name in arguments.given
+
+
+def _idle(arguments: Arguments, used: set[str], reason: str) -> list[str]:
+    idle = [flag for flag, spec in FLAGS.items() if spec.name in arguments.given - used and flag not in INERT]
+    return [f"no effect from {', '.join(idle)} {reason}"] if idle else []
+
+
+def check_mode(arguments: Arguments) -> None:
+    """Raise UserError where flags are missing or contradict each other, whatever the handler."""
+    if arguments.inspect is not None and arguments.merge_group_keys:
+        raise UserError("--inspect and --merge-group-keys are two different things; give one of them")
+    for name, other in _NEEDS.items():
+        if name in arguments.given and not getattr(arguments, other):
+            raise UserError(f"{flag_of(name)} needs {flag_of(other)}")
+    if arguments.inspect is not None:
+        return
+    for name in ("input", "output_prefix"):
+        if not getattr(arguments, name):
+            raise UserError(f"{flag_of(name)} is missing. --help shows all flags")
+    prefix = arguments.output_prefix
+    if prefix is not None and (prefix.endswith("/") or prefix.rpartition("/")[2] in (".", "..")):
+        raise UserError(f"--output-prefix {prefix} is a folder; add the begin of the file names, e.g. {prefix}/data")
+    if arguments.streaming and arguments.n_subs > 1:
+        raise UserError(
+            f"--n-subs {arguments.n_subs} needs the number of records, which --streaming does not count; leave one out"
+        )
+
+
+def check_handler(arguments: Arguments, handler: Handler) -> None:
+    """Raise UserError for a flag that the handler has no use for, or that needs another one."""
+    for name, used_by in USED_BY.items():
+        if name in arguments.given and not used_by.uses(handler) and _has_effect(arguments, name):
+            others = [other.name for other in HANDLERS.values() if used_by.uses(other)]
+            raise UserError(
+                f"{flag_of(name)} is for {used_by.whom}, not for {handler.name}; leave it out, or choose one of "
+                f"{', '.join(others)}"
+            )
+    if arguments.reasoning_effort is not None and arguments.enable_thinking != "true":
+        raise UserError(
+            f"--reasoning-effort {arguments.reasoning_effort} needs --enable-thinking true, found "
+            f"{arguments.enable_thinking}"
+        )
+    if not handler.formatting and arguments.dataset_dir is None:
+        raise UserError(f"{handler.name} needs --dataset-dir, the folder of dataset_info.json")
+    if arguments.interleave_probs is not None and arguments.mix_strategy == "concat":
+        raise UserError("--interleave-probs needs --mix-strategy interleave_under or interleave_over, found concat")
+    for key in arguments.json_keys:
+        if "/" in key or not key:
+            raise UserError(f"--json-keys {key!r}: the column is a part of the name of a file, and cannot hold '/'")
+
+
+def _has_effect(arguments: Arguments, name: str) -> bool:
+    """Whether a given flag says anything else than its default."""
+    return getattr(arguments, name) != FLAGS[flag_of(name)].default
+
+
+def probabilities(arguments: Arguments) -> list[float] | None:
+    """The numbers of --interleave-probs. Raises UserError where they are none."""
+    if arguments.interleave_probs is None:
+        return None
+    try:
+        return [float(part) for part in arguments.interleave_probs.split(",")]
+    except ValueError as error:
+        raise UserError(
+            f"--interleave-probs {arguments.interleave_probs}: expected numbers separated by commas, e.g. 0.7,0.3"
+        ) from error
