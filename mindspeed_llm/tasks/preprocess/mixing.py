@@ -93,6 +93,8 @@ def mixed_records(
         _check_probabilities(entries, strategy, probabilities)
 
     def opener(number: int, entry: DatasetEntry) -> Callable[[], Iterator[Record]]:
+        if number == 0:
+            return lambda: _chosen(entry, max_samples, seed)
         return lambda: (record._replace(source=number) for record in _chosen(entry, max_samples, seed))
 
     opens = [opener(number, entry) for number, entry in enumerate(entries)]

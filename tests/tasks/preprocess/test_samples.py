@@ -5,7 +5,14 @@ import pytest
 
 from mindspeed_llm.tasks.preprocess.records import UnusableRecord
 from mindspeed_llm.tasks.preprocess.render import Turn
-from mindspeed_llm.tasks.preprocess.samples import NO_ROOM, NO_TARGET, SampleOptions, build_sample, turn_budget
+from mindspeed_llm.tasks.preprocess.samples import (
+    NO_ROOM,
+    NO_TARGET,
+    SampleOptions,
+    build_pair,
+    build_sample,
+    turn_budget,
+)
 
 TURNS = [Turn([1, 2], [3, 4]), Turn([5, 6], [7, 8])]
 EOS = 99
@@ -65,3 +72,44 @@ def test_samples_without_target_are_unusable():
         sample(cutoff_len=2)
     with pytest.raises(UnusableRecord, match=NO_TARGET):
         sample([Turn([1], [2], train=False)])
+
+
+def pair(chosen, rejected, eos=None, **options):
+    sides = build_pair(chosen, rejected, SampleOptions(**{"cutoff_len": 100, **options}), eos)
+    return [(ids.tolist(), labels.tolist()) for ids, labels in sides]
+
+
+LONG = [TURNS[0], Turn([5, 6], [11, 12, 13, 14, 15])]
+
+
+def test_pairs_carry_loss_on_the_last_reply_only():
+    assert pair(TURNS, LONG) == [
+        ([1, 2, 3, 4, 5, 6, 7, 8], [N, N, N, N, N, N, 7, 8]),
+        ([1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15], [N, N, N, N, N, N, 11, 12, 13, 14, 15]),
+    ]
+    assert [labels[-1] for _, labels in pair(TURNS, LONG, EOS)] == [EOS, EOS]
+
+
+@pytest.mark.parametrize("cutoff_len", range(4, 13))
+@pytest.mark.parametrize("eod_id", [None, 98])
+def test_cutting_leaves_both_sides_the_same_prompt(cutoff_len, eod_id):
+    """Also where the chosen side alone would have fitted."""
+    sides = pair(TURNS, LONG, cutoff_len=cutoff_len, eod_id=eod_id)
+    prompts = [ids[: next(i for i, label in enumerate(labels) if label != N)] for ids, labels in sides]
+    assert prompts[0] == prompts[1]
+    assert all(len(ids) <= cutoff_len for ids, _ in sides)
+    assert all(eod_id is None or (ids[-1], labels[-1]) == (eod_id, eod_id) for ids, labels in sides)
+
+
+def test_a_pair_without_room_on_one_side_is_unusable():
+    with pytest.raises(UnusableRecord, match=NO_ROOM):
+        pair(TURNS, [TURNS[0], Turn([5, 6, 7, 8], [9])], cutoff_len=4)
+
+
+def test_eod_ends_the_sample_once():
+    assert sample(eod_id=EOS) == ([1, 2, 3, 4, 5, 6, 7, 8, EOS], [N, N, 3, 4, N, N, 7, 8, EOS])
+    assert sample(eod_id=8) == sample()
+    assert sample(eos=EOS, eod_id=EOS) == sample(eos=EOS)
+    # Room is left for it only where it is needed.
+    assert sample(eod_id=8, cutoff_len=8) == sample()
+    assert sample(eod_id=EOS, cutoff_len=8) == ([1, 2, 3, 4, 5, 6, 7, EOS], [N, N, 3, 4, N, N, 7, EOS])

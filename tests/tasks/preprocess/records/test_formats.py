@@ -1,4 +1,4 @@
-"""Records of the three formats become the same conversation; bad records say what is wrong and where."""
+"""Records of all formats become the same conversations, pairs and prompts; bad records say what is wrong and where."""
 
 from pathlib import Path
 
@@ -9,10 +9,16 @@ from mindspeed_llm.tasks.preprocess.readers import Record
 from mindspeed_llm.tasks.preprocess.records import (
     FORMATS,
     SHAREGPT_TAGS,
+    BadConversation,
+    BadRecord,
     Conversation,
     Message,
+    Preference,
+    Prompt,
     UnusableRecord,
     to_conversation,
+    to_preference,
+    to_prompt,
 )
 
 
@@ -123,3 +129,88 @@ def test_conversations_that_cannot_be_trained_on(roles, reason):
 def test_empty_prompt_cannot_be_trained_on():
     with pytest.raises(UnusableRecord, match="empty prompt"):
         convert("alpaca", {"instruction": " ", "input": "", "output": "a"})
+
+
+def _record(data):
+    return Record(Path("f.json"), 7, data)
+
+
+def _named(formatting, *texts):
+    """Messages of the format with the texts, questions and replies by turns."""
+    names, keys = {
+        "sharegpt": (("human", "gpt"), ("from", "value")),
+        "openai": (("user", "assistant"), ("role", "content")),
+    }[formatting]
+    return [dict(zip(keys, (names[i % 2], text), strict=True)) for i, text in enumerate(texts)]
+
+
+def _formatted(formatting, *texts, **rest):
+    """A record of the format with the texts as messages; alpaca's last question stands alone."""
+    if formatting == "alpaca":
+        return {
+            "instruction": texts[-1],
+            "history": [list(texts[i : i + 2]) for i in range(0, len(texts) - 1, 2)],
+        } | rest
+    return {FORMATS[formatting].columns["messages"]: _named(formatting, *texts)} | rest
+
+
+@pytest.mark.parametrize("formatting", ["alpaca", "sharegpt", "openai"])
+def test_preference_pairs(formatting):
+    replies = {"chosen": "good", "rejected": "bad"}
+    if formatting != "alpaca":
+        replies = {key: _named(formatting, "", text)[1] for key, text in replies.items()}
+    data = _formatted(formatting, "a", "b", "c", system="sys", **replies)
+    pair = to_preference(_record(data), formatting, FORMATS[formatting].columns, SHAREGPT_TAGS)
+    prompt = Conversation(turns("a", "b", "c"), system="sys")
+    assert pair == Preference(prompt, Message("assistant", "good"), Message("assistant", "bad"))
+
+
+@pytest.mark.parametrize("formatting", ["alpaca", "sharegpt", "openai"])
+@pytest.mark.parametrize("answered", [True, False])
+def test_prompts(formatting, answered):
+    data = _formatted(formatting, "a", "b", "c", *(["d"] if answered and formatting != "alpaca" else []))
+    if answered and formatting == "alpaca":
+        data["output"] = "d"
+    prompt = to_prompt(_record(data), formatting, FORMATS[formatting].columns, SHAREGPT_TAGS, answer_required=False)
+    assert prompt == Prompt(Conversation(turns("a", "b", "c")), Message("assistant", "d") if answered else None)
+    if not answered:
+        with pytest.raises((BadRecord, BadConversation), match=r"no key 'output'|does not end with a reply"):
+            to_prompt(_record(data), formatting, FORMATS[formatting].columns, SHAREGPT_TAGS, answer_required=True)
+
+
+def test_replies_in_lists():
+    def replies(chosen, rejected, one_column=False):
+        columns = {**FORMATS["alpaca"].columns, "rejected": "chosen" if one_column else "rejected"}
+        data = {"instruction": "q", "chosen": chosen, "rejected": rejected}
+        pair = to_preference(_record(data), "alpaca", columns, {})
+        return pair.chosen.content, pair.rejected.content
+
+    assert replies(["good"], ["bad"]) == replies("good", "bad") == ("good", "bad")
+    assert replies(["good", "bad"], None, one_column=True) == ("good", "bad")
+    with pytest.raises(BadRecord, match="key 'rejected': expected text, or a list of one text"):
+        replies(["good"], ["bad", "worse"])
+    with pytest.raises(BadRecord, match=r"key 'chosen': expected a list \[chosen, rejected\]"):
+        replies(["good"], None, one_column=True)
+
+
+def test_calls_may_be_chosen():
+    call = {"from": "function_call", "value": '{"name": "f", "arguments": {}}'}
+    data = {"conversations": _named("sharegpt", "a"), "chosen": call, "rejected": {"from": "gpt", "value": "no"}}
+    pair = to_preference(_record(data), "sharegpt", FORMATS["sharegpt"].columns, SHAREGPT_TAGS)
+    assert (pair.chosen.role, pair.rejected.role) == ("function", "assistant")
+
+
+def test_tags_of_other_names():
+    tags = {**SHAREGPT_TAGS, "role_tag": "who", "content_tag": "says", "user_tag": "U", "assistant_tag": "A"}
+    data = {"talk": [{"who": "U", "says": "a"}, {"who": "A", "says": "b"}]}
+    columns = {**FORMATS["sharegpt"].columns, "messages": "talk"}
+    assert to_conversation(_record(data), "sharegpt", columns, tags).messages == turns("a", "b")
+
+
+def test_mistakes_are_told_apart_by_kind():
+    kinds = []
+    for data in ({"instruction": "q"}, {"instruction": "q", "output": 3}, {"instruction": "q", "output": 4}):
+        with pytest.raises(BadRecord) as caught:
+            convert("alpaca", data)
+        kinds.append(caught.value.kind)
+    assert kinds == ["missing key 'output'", *["key 'output' is not text"] * 2]
