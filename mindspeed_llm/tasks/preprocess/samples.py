@@ -15,7 +15,7 @@ IGNORE_INDEX = -100
 UNLIMITED = 2**31 - 1
 """A `cutoff_len` that cuts nothing: lengths are stored as int32."""
 
-NO_ROOM = "prompt fills the sequence, no room for the reply: raise cutoff_len or --seq-length to keep it"
+NO_ROOM = "prompt fills cutoff_len / --seq-length, no room for the reply: raise it to keep the record"
 NO_TARGET = "no reply that carries loss"
 
 Sample = tuple[np.ndarray, np.ndarray]
