@@ -11,21 +11,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-# What a token says depends on its neighbours: sentencepiece drops the space of the first token, for one.
-_CONTEXT = 4
+_SPACE = "▁"
+# What a token says depends on what stands before it: sentencepiece drops the space of the first token, for one. So
+# many tokens hold a whole character.
+_CONTEXT = 8
 # A character has at most four bytes. Tokens that end inside of characters may follow each other in emoji; a longer
 # row is no text at all (ids of another tokenizer).
 _MAX_HELD = 16
 _LOOKS_SPECIAL = re.compile(r"<[|｜].+[|｜]>|</?\w+>|\[/?\w+\]")
 
-PieceKind = Literal["text", "special", "unknown"]
+PieceKind = Literal["text", "special", "unknown", "part"]
 
 
 class Piece(NamedTuple):
     """Tokens start..stop (stop excluded) of a sequence and the text that they give together.
 
     A `special` piece is one token that stands for itself, such as an end marker; an `unknown` one has an id that is
-    not in the vocabulary.
+    not in the vocabulary. A `part` is the beginning of a character whose other tokens belong to the next stretch,
+    where the character is text.
     """
 
     text: str
@@ -56,13 +59,13 @@ class Decoder:
     def pieces(self, ids: np.ndarray, start: int, stop: int, *, at_least: int | None = None) -> list[Piece]:
         """Pieces of ids[start:stop], in order and without gaps, or the first that make up `at_least` tokens.
 
-        A character that `start` or `stop` cuts shows as U+FFFD.
+        What stands around the stretch is looked at, so that a character over both sides of its ends can be read.
         """
+        enough = stop if at_least is None else min(stop, start + at_least)
         pieces: list[Piece] = []
         begin = start
-        enough = stop if at_least is None else min(stop, start + at_least)
         while begin < enough:
-            piece = self._next(ids, begin, stop)
+            piece = (self._completed(ids, begin, stop) if begin == start else None) or self._next(ids, begin, stop)
             pieces.append(piece)
             begin = piece.stop
         return pieces
@@ -73,8 +76,7 @@ class Decoder:
         return [piece for piece in self.pieces(ids, begin, stop) if piece.start >= start]
 
     def _next(self, ids: np.ndarray, begin: int, stop: int) -> Piece:
-        context = [number for number in ids[max(0, begin - _CONTEXT) : begin].tolist() if number in self]
-        before = self._decode(context) if context else ""
+        context, before = self._context(ids, begin)
         held: list[int] = []
         text = ""
         for number in ids[begin : min(stop, begin + _MAX_HELD)].tolist():
@@ -82,14 +84,45 @@ class Decoder:
                 # What was begun before an unknown id stays broken.
                 return self._piece(held or [number], begin, begin + max(len(held), 1), text)
             held.append(number)
-            text = self._decode(held)
-            if context and not before.endswith(_BROKEN):
-                both = self._decode(context + held)
-                if both.startswith(before):
-                    text = both[len(before) :]
-            if not text.endswith(_BROKEN):
+            both = self._decode(context + held)
+            text = both[len(before) :] if both.startswith(before) else self._decode(held)
+            # The space that sentencepiece puts in front of a text has no text of its own.
+            if not text.endswith(_BROKEN) and (text or self._names[number] != _SPACE):
                 break
+        if text.endswith(_BROKEN) and begin + len(held) == stop:
+            for after in range(stop + 1, min(len(ids), begin + _MAX_HELD) + 1):
+                whole = self._text(ids, begin, after)
+                if whole and not whole.endswith(_BROKEN):
+                    return Piece(whole, begin, stop, "part")
         return self._piece(held, begin, begin + len(held), text)
+
+    def _completed(self, ids: np.ndarray, start: int, stop: int) -> Piece | None:
+        """The piece at `start` where it continues a character that was begun before."""
+        if not self._text(ids, start, start + 1).startswith(_BROKEN):
+            return None
+        for begin in range(start - 1, max(start - _CONTEXT, 0) - 1, -1):
+            piece = self._next(ids, begin, stop)
+            if piece.stop > start and _BROKEN not in piece.text:
+                # The token with which the character begins may have text before it.
+                before = self._text(ids, begin, start).rstrip(_BROKEN)
+                return piece._replace(text=piece.text.removeprefix(before), start=start)
+        return None
+
+    def _text(self, ids: np.ndarray, start: int, stop: int) -> str:
+        """Text of tokens by themselves; empty where an id is unknown."""
+        numbers = ids[start:stop].tolist()
+        return self._decode(numbers) if all(number in self for number in numbers) else ""
+
+    def _context(self, ids: np.ndarray, begin: int) -> tuple[list[int], str]:
+        """The shortest row of tokens before `begin` without half characters, and its text; both empty without one."""
+        for start in range(begin - 1, max(begin - _CONTEXT, 0) - 1, -1):
+            context = ids[start:begin].tolist()
+            if context[0] not in self:
+                break
+            text = self._decode(context)
+            if _BROKEN not in text:
+                return context, text
+        return [], ""
 
     def _piece(self, numbers: Sequence[int], start: int, stop: int, text: str) -> Piece:
         if len(numbers) > 1:

@@ -107,8 +107,8 @@ def _middle(lengths: np.ndarray, limits: Limits | None) -> tuple[int, int]:
     shown = np.minimum(lengths, limits.run)
     if shown.sum() <= limits.total:
         return count, count
-    front = max(int(np.searchsorted(np.cumsum(shown), limits.total / 2)), 1)
-    back = max(int(np.searchsorted(np.cumsum(shown[::-1]), limits.total / 2)), 1)
+    front = max(int(np.searchsorted(np.cumsum(shown), limits.total / 2, side="right")), 1)
+    back = max(int(np.searchsorted(np.cumsum(shown[::-1]), limits.total / 2, side="right")), 1)
     return front, max(count - back, front)
 
 

@@ -1,6 +1,7 @@
 """Samples as one page of HTML that needs nothing else: tokens that carry loss on a coloured ground."""
 
 import base64
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -44,7 +45,9 @@ def write_page(
     except OSError as error:
         raise UserError(f"--html {target} cannot be written: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where the folder cannot be written to, there is nothing to remove.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def page(facts: Facts, samples: Iterable[Sample], count: int, decoder: Decoder, limits: Limits | None) -> Iterator[str]:
@@ -184,13 +187,14 @@ def _token(piece: Piece, run: Run, stream: Stream, decoder: Decoder) -> str:
         tip += f"\nto be predicted here: {one_line(decoder.token(label).text)} (id {label})"
     elif stream.trained:
         tip += "\nno loss" if run.state == NO_LOSS else "\ncarries loss"
-    kind = {"text": "t", "special": "t s", "unknown": "t unknown"}[piece.kind]
+    kind = {"text": "t", "special": "t s", "unknown": "t unknown", "part": "t part-of"}[piece.kind]
     return f'<span class="{kind}" data-tip="{escape(tip)}">{_text(piece)}</span>'
 
 
 def _text(piece: Piece) -> str:
     if piece.kind != "text":
-        return f"⟨{piece.text}⟩" if piece.kind == "unknown" else _line(piece.text)
+        notes = {"unknown": "⟨{}⟩", "part": "<i>⟨part of {}⟩</i>"}
+        return notes.get(piece.kind, "{}").format(_line(piece.text))
     after = {"newline": "\n", "tab": "\t"}
     return "".join(
         escape(shown) if kind == "text" else f"<i>{escape(shown)}</i>{after.get(kind, '')}"

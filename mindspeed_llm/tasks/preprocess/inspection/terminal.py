@@ -38,7 +38,7 @@ class Symbols:
     rule: str
     separator: str
     bar: str
-    unknown: str
+    note: str
 
 
 UNICODE = Symbols("⟦", "⟧", "⇒", "…", "──", "·", "█", "⟨{}⟩")
@@ -187,7 +187,8 @@ def _piece(piece: Piece, state: int, look: Look) -> Iterator[Styled]:
 
 def _token(piece: Piece, look: Look) -> str:
     text = look.shown(piece.text)
-    return look.symbols.unknown.format(text) if piece.kind == "unknown" else text
+    notes = {"unknown": text, "part": f"part of {text}"}
+    return look.symbols.note.format(notes[piece.kind]) if piece.kind in notes else text
 
 
 def _bars(lengths: list[tuple[str, int]], look: Look) -> Iterator[str]:

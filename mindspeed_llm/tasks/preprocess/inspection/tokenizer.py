@@ -17,8 +17,8 @@ def find_tokenizer(location: Location, given: Any | None) -> tuple[Any, str | No
         tokenizer = _load(location, entry)
     identity = getattr(tokenizer, "identity", None)
     if entry.get("identity") and identity is not None and identity() != entry["identity"]:
-        which = "the given tokenizer is not the one" if given is not None else "the tokenizer has changed since it was"
-        return tokenizer, f"{which} that made the data; what is shown may be wrong"
+        which = "is not the one that" if given is not None else "has changed since it"
+        return tokenizer, f"the tokenizer {which} made the data; what is shown may be wrong"
     return tokenizer, None
 
 
