@@ -18,7 +18,7 @@ _CONTEXT = 8
 # A character has at most four bytes. Tokens that end inside of characters may follow each other in emoji; a longer
 # row is no text at all (ids of another tokenizer).
 _MAX_HELD = 16
-_LOOKS_SPECIAL = re.compile(r"<[|｜].+[|｜]>|</?\w+>|\[/?\w+\]")
+_LOOKS_SPECIAL = re.compile(r"<[|｜].+[|｜]>|(?!<0x)</?\w+>|\[/?\w+\]")  # <0x0A> is a byte
 
 PieceKind = Literal["text", "special", "unknown", "part"]
 
@@ -80,8 +80,8 @@ class Decoder:
         held: list[int] = []
         text = ""
         for number in ids[begin : min(stop, begin + _MAX_HELD)].tolist():
-            if number not in self:
-                # What was begun before an unknown id stays broken.
+            if number not in self or (held and self._is_special(number)):
+                # What was begun before stays broken.
                 return self._piece(held or [number], begin, begin + max(len(held), 1), text)
             held.append(number)
             both = self._decode(context + held)
@@ -92,7 +92,7 @@ class Decoder:
         if text.endswith(_BROKEN) and begin + len(held) == stop:
             for after in range(stop + 1, min(len(ids), begin + _MAX_HELD) + 1):
                 whole = self._text(ids, begin, after)
-                if whole and not whole.endswith(_BROKEN):
+                if whole and _BROKEN not in whole:
                     return Piece(whole, begin, stop, "part")
         return self._piece(held, begin, begin + len(held), text)
 
@@ -132,10 +132,10 @@ class Decoder:
             return Piece(f"id {number}", start, stop, "unknown")
         name = self._names[number]
         # Some tokens have no text of their own, such as the control tokens of sentencepiece.
-        looks_special = text.strip() == name and _LOOKS_SPECIAL.fullmatch(name)
-        if number in self._special or not text or looks_special:
-            return Piece(text or name, start, stop, "special")
-        return Piece(text, start, stop)
+        return Piece(text or name, start, stop, "special" if not text or self._is_special(number) else "text")
+
+    def _is_special(self, number: int) -> bool:
+        return number in self._special or _LOOKS_SPECIAL.fullmatch(self._names[number]) is not None
 
 
 def _decode_function(tokenizer: Any) -> Callable[[list[int]], str]:

@@ -88,6 +88,11 @@ def test_special_tokens_and_unknown_ids():
         ("<|im_end|>", "special"), ("</s>", "special"), ("x", "text"), ("id 5000", "unknown"), ("id -7", "unknown"),
         ("\N{REPLACEMENT CHARACTER}", "text"), ("id 5000", "unknown"),
     ]  # fmt: skip
+    # A character that is cut off takes neither the marker behind it with it, nor is it a part of the marker.
+    ids = np.array([*ids_of("é")[:1], *ids_of("<|im_end|>")])
+    expected = [Piece("�", 0, 1), Piece("<|im_end|>", 1, 2, "special")]
+    assert decoder.pieces(ids, 0, 2) == expected
+    assert decoder.pieces(ids, 0, 1) + decoder.pieces(ids, 1, 2) == expected
     # A marker that is spelt in the data is text, though it reads the same.
     spelt = np.array([token for character in "<|im_end|>" for token in ids_of(character)])
     assert {piece.kind for piece in decoder.pieces(spelt, 0, len(spelt))} == {"text"}
