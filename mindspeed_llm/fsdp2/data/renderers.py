@@ -21,19 +21,21 @@ def make_renderer(data: DataConfig, tokenizer: Any) -> Renderer:
             raise UserError(
                 f"data.tool_format {data.tool_format!r} needs data.template: the tokenizer's chat template has its own"
             )
-        return ChatTemplateRenderer(
+        renderer: Renderer = ChatTemplateRenderer(
             tokenizer,
             enable_thinking=data.enable_thinking,
             default_system=data.default_system,
             last_only=data.mask_history,
         )
-    renderer = TemplateRenderer(template, tokenizer, enable_thinking=data.enable_thinking)
-    if template.efficient_eos and data.train_on_prompt:
+    else:
+        renderer = TemplateRenderer(template, tokenizer, enable_thinking=data.enable_thinking)
+    if renderer.efficient_eos_id is not None and data.train_on_prompt:
+        name = f"template {template.name!r}" if template is not None else "the tokenizer's chat template"
         raise UserError(
-            f"data.train_on_prompt is true, but template {template.name!r} closes replies by the label of the next "
-            "prompt token, which would then have two targets; set train_on_prompt to false"
+            f"data.train_on_prompt is true, but {name} closes replies by the label of the next prompt token, which "
+            "would then have two targets; set train_on_prompt to false"
         )
-    if template.replace_eos:
+    if template is not None and template.replace_eos:
         tokenizer.eos_token = template.stop_words[0]
     return renderer
 

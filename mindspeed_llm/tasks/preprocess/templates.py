@@ -3,26 +3,30 @@
 A slot is a list of pieces. A piece is text with the placeholders {{content}}, {{idx}}, {{name}}, {{arguments}}, or a
 token: {"token": X} is the id of X by look-up, ["bos_token"] and ["eos_token"] are the tokenizer's own. Placeholders are
 filled in one pass, so what stands in the content is never taken for a placeholder.
+
+A plain name renders the format that the model was trained with, as its published chat template writes it: `qwen3`,
+`glm4`, `glm4_moe`, `gpt_oss`, `gemma`, `llama2`, `mistral`, `mixtral`, `deepseek2`, `chatglm2`, `chatglm3`,
+`minicpm3`, `bailing_mini`, `hunyuan`, `deepseek4`. The name with `_legacy` is the layout that Ascend's MindSpeed-LLM
+gives the same name where it differs from that format, for data and models made with it. Both are entries of the file;
+`layouts/` turns them into text.
 """
 
 import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.tool_formats import TOOL_FORMATS
+from mindspeed_llm.tasks.preprocess.tool_formats import ACTION_LINES, TOOL_FORMATS
 
 TEMPLATES_FILE = Path(__file__).resolve().parents[3] / "configs" / "finetune" / "templates.json"
 
-_PLACEHOLDER = re.compile(r"\{\{(content|idx|name|arguments)\}\}")
-_DEFAULT_THOUGHT_WORDS = ("<think>\n", "\n</think>\n\n")
-_ACTION_LINES = "Action: {{name}}\nAction Input: {{arguments}}"
-_REASONING = {None: False, "Template": False, "ReasoningTemplate": True}
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_DEFAULT_THOUGHT_WORDS = ["<think>\n", "\n</think>\n\n"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ Piece = str | SpecialToken
 
 @dataclass(frozen=True)
 class Slot:
-    """A format with placeholders: `pieces` in order, `join` between contents when several fill one turn."""
+    """A format with placeholders: `pieces` in order, `join` between contents (or calls) when several fill one turn."""
 
     pieces: tuple[Piece, ...] = ()
     join: str = "\n"
@@ -56,21 +60,49 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """How a template writes the thoughts of replies, between the words `opening` and `closing`.
+
+    `parsed` False: thoughts are part of a reply's text, known by the exact words, and stand in every turn. `parsed`
+    True: a thought is taken out of the reply (<think>..</think>, or the record's own field), trimmed of `strip` (None:
+    white space) and written anew, but only in replies after the last question. `empty` says which replies without a
+    thought get an empty one; `no_thinking_mark` closes every question when thinking is off.
+    """
+
+    opening: str
+    closing: str
+    parsed: bool = False
+    empty: Literal["every", "last", "none"] = "every"
+    strip: str | None = "\n"
+    no_thinking_mark: str = ""
+
+
+@dataclass(frozen=True)
 class Template:
-    """One chat template. `efficient_eos`: the reply is closed by the label of the next turn's first token."""
+    """One chat template; the fields are those of the file, see `_KEYS` for their meaning."""
 
     name: str
+    layout: Literal["slots", "harmony", "deepseek4"]
     prefix: Slot
     system: Slot
+    tools: Slot | None
     user: Slot
     assistant: Slot
     observation: Slot
     function: Slot
+    preface: Slot
     separator: Slot
     default_system: str
+    system_end: str
+    system_in_user: bool
+    strip: tuple[str, ...]
+    first_index: int
+    role_marks: tuple[str, str] | None
     stop_words: tuple[str, ...]
-    thought_words: tuple[str, str]
+    thinking: Thinking
     reasoning: bool
+    efforts: dict[str, str] = field(hash=False)
+    default_effort: str
     efficient_eos: bool
     replace_eos: bool
     tool_format: str
@@ -82,9 +114,14 @@ class Template:
             changes["default_system"] = default_system
         if tool_format is not None:
             changes["tool_format"] = _checked_tool_format(tool_format)
+            if self.layout != "slots":
+                raise UserError(
+                    f"data.tool_format: {tool_format!r}, but template {self.name!r} writes tools in its model's own "
+                    "way only; leave tool_format out"
+                )
             eos = [] if self.efficient_eos else [SpecialToken("eos_token")]
             if tool_format == "default":
-                changes["function"] = Slot((_ACTION_LINES, *eos))
+                changes["function"] = Slot((ACTION_LINES, *eos))
             elif not self.function.has("content"):
                 # Tool formats that write whole calls stand where a reply stands.
                 changes["function"] = self.assistant
@@ -106,7 +143,7 @@ def load_template(name: str, file: Path = TEMPLATES_FILE) -> Template:
             f"data.template: {name!r} is not a template; {hint}expected one of {', '.join(sorted(entries))}, or null "
             "for the tokenizer's own chat template"
         )
-    return _parse(entries[name])
+    return _parse(entries[name], entries, file)
 
 
 def _checked_tool_format(name: str) -> str:
@@ -117,10 +154,70 @@ def _checked_tool_format(name: str) -> str:
 
 @cache
 def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
-    return {entry["name"]: entry for entry in json.loads(file.read_text(encoding="utf-8"))}
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        return {entry["name"]: entry for entry in entries}
+    except OSError as error:
+        raise UserError(f"templates file {file}: {error.strerror}") from error
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise UserError(f"templates file {file}: expected a JSON list of objects with a name ({error})") from error
 
 
-def _parse(entry: Mapping[str, Any]) -> Template:
+_CLASSES: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "Template": {},
+    "LFDefaultTemplate": {"format_separator": {"slots": []}},
+    "Llama2Template": {"system_in_user": True},
+    "ReasoningTemplate": {},
+    "HarmonyTemplate": {},
+    "DeepSeek4Template": {},
+}
+"""`template_class` of an entry -> what it sets; the reasoning and own-layout classes are read in `_parse`."""
+
+_LAYOUTS = {"HarmonyTemplate": "harmony", "DeepSeek4Template": "deepseek4"}
+
+_KEYS = {
+    "name",
+    "same_as",  # another template's name: this entry is a second name for it
+    "template_class",
+    "format_prefix",  # begins every conversation
+    "format_system",  # `end`: text that closes every system block
+    "format_tools",  # with slots: a block of its own before the system block; without: in the system block
+    "format_user",
+    "format_assistant",
+    "format_observation",  # `join` stands between the results of parallel calls
+    "format_function",  # `join` stands between parallel calls
+    "format_preface",  # text in front of calls
+    "format_separator",  # between a reply and the next question
+    "default_system",
+    "system_in_user",  # the system block stands inside the first question
+    "strip",  # roles whose text is trimmed of white space
+    "first_index",  # {{idx}} of the first turn
+    "role_marks",  # marks of user and observation turns; the one that follows a reply is the reply's end mark
+    "stop_words",
+    "thought_words",
+    "thinking",  # the fields of `Thinking`; makes the template a reasoning template
+    "efforts",  # reasoning effort -> its text
+    "default_effort",
+    "efficient_eos",  # a reply is closed by the label of the next turn's first token
+    "replace_eos",  # the first stop word is the eos token
+    "force_system",  # of Ascend's file; has no effect there either
+}
+
+
+def _parse(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]], file: Path) -> Template:
+    if "same_as" in entry:
+        return replace(_parse(entries[entry["same_as"]], entries, file), name=entry["name"])
+    where = f"templates file {file}: template {entry['name']!r}"
+    unknown = sorted(set(entry) - _KEYS)
+    if unknown:
+        raise UserError(f"{where}: unknown keys {', '.join(unknown)}; expected some of {', '.join(sorted(_KEYS))}")
+    template_class = entry.get("template_class")
+    if template_class not in _CLASSES:
+        raise UserError(
+            f"{where}: template_class {template_class!r}; expected one of {', '.join(filter(None, _CLASSES))}"
+        )
+    entry = {**entry, **_CLASSES[template_class]}
     efficient_eos = entry.get("efficient_eos", False)
     eos: list[Any] = [] if efficient_eos else [["eos_token"]]
 
@@ -129,23 +226,32 @@ def _parse(entry: Mapping[str, Any]) -> Template:
         return Slot(tuple(map(_piece, given.get("slots", default))), given.get("join", "\n"))
 
     user = slot("format_user", ["{{content}}"])
-    template_class = entry.get("template_class")
-    if template_class not in _REASONING:
-        raise UserError(f"template {entry['name']!r}: template_class {template_class!r} is not available")
     tools = entry.get("format_tools") or {}
+    marks = entry.get("role_marks")
+    words = dict(zip(("opening", "closing"), entry.get("thought_words", _DEFAULT_THOUGHT_WORDS), strict=True))
     return Template(
         name=entry["name"],
+        layout=_LAYOUTS.get(template_class, "slots"),
         prefix=slot("format_prefix", []),
         system=slot("format_system", ["{{content}}"]),
+        tools=slot("format_tools", []) if "slots" in tools else None,
         user=user,
         assistant=slot("format_assistant", ["{{content}}", *eos]),
         observation=slot("format_observation", list(user.pieces)),
-        function=slot("format_function", [_ACTION_LINES, *eos]),
+        function=slot("format_function", [ACTION_LINES, *eos]),
+        preface=slot("format_preface", ["{{content}}\n"]),
         separator=slot("format_separator", []),
         default_system=entry.get("default_system", ""),
+        system_end=(entry.get("format_system") or {}).get("end", ""),
+        system_in_user=entry.get("system_in_user", False),
+        strip=tuple(entry.get("strip", ())),
+        first_index=entry.get("first_index", 0),
+        role_marks=(marks["user"], marks["observation"]) if marks else None,
         stop_words=tuple(entry.get("stop_words", ())),
-        thought_words=tuple(entry.get("thought_words", _DEFAULT_THOUGHT_WORDS)),
-        reasoning=_REASONING[template_class],
+        thinking=Thinking(**{**words, **entry.get("thinking", {})}),
+        reasoning=template_class in ("ReasoningTemplate", "HarmonyTemplate", "DeepSeek4Template"),
+        efforts=dict(entry.get("efforts", {})),
+        default_effort=entry.get("default_effort", ""),
         efficient_eos=efficient_eos,
         replace_eos=entry.get("replace_eos", False),
         tool_format=_checked_tool_format(tools.get("tool_format", "default")),

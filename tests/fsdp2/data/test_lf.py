@@ -324,9 +324,22 @@ def test_tokenized_path_and_its_tokenizer_and_origin(kept, tmp_path):
 def test_options_that_disagree(tmp_path, alpaca):
     with pytest.raises(UserError, match=r"needs data\.template"):
         build(make_config(tmp_path, {**alpaca, "template": None, "tool_format": "qwen"}), chatml_tokenizer())
-    with pytest.raises(UserError, match="train_on_prompt"):
-        tokenizer = byte_tokenizer(["<|start|>", "<|message|>", "<|end|>", "<|channel|>"])
-        build(make_config(tmp_path, {**alpaca, "template": "gpt", "train_on_prompt": True}), tokenizer)
+    with pytest.raises(UserError, match="train_on_prompt is true, but template 'glm4' closes replies by the label"):
+        build(make_config(tmp_path, {**alpaca, "template": "glm4", "train_on_prompt": True}), byte_tokenizer())
+    tokenizer = byte_tokenizer(chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    with pytest.raises(UserError, match="the tokenizer's chat template closes replies by the label"):
+        build(make_config(tmp_path, {**alpaca, "template": None, "train_on_prompt": True}), tokenizer)
+
+
+def test_gpt_is_the_format_of_gpt_oss(tmp_path, alpaca):
+    tokenizer = byte_tokenizer(["<|start|>", "<|message|>", "<|end|>", "<|channel|>", "<|return|>"])
+    config = make_config(tmp_path, {**alpaca, "template": "gpt"}, num_train_epochs=1, disable_shuffling=True)
+    text = _texts(build(config, tokenizer), tokenizer)[0]
+    assert text.startswith("<|start|>system<|message|>You are ChatGPT, ")
+    assert text.endswith(
+        "<|end|><|start|>user<|message|>question 0 <|end|>"
+        "<|start|>assistant<|channel|>final<|message|>answer 0<|return|>"
+    )
 
 
 def test_workers_and_splits_change_nothing(tmp_path, alpaca):

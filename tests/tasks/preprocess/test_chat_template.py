@@ -5,7 +5,19 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
+from mindspeed_llm.tasks.preprocess.samples import SampleOptions, build_sample
 from tests.support.tokenizers import CHATML_TEMPLATE, chatml_tokenizer
+
+# As the templates of reasoning models write it, in small: thoughts and empty thoughts after the last question only.
+THINKING = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or m.reasoning_content) %}"
+    "{{ '<think>\\n' }}{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}CALL {{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
 
 MESSAGES = [
     Message("user", "q one"),
@@ -51,14 +63,83 @@ def test_loss_flags_follow_their_replies():
         assert [turn.train for turn in turns if turn.target] == [False, True]
 
 
-def test_template_that_rewrites_history_is_refused_unless_only_the_last_reply_counts():
+def _targets(renderer, conversation):
+    decode = chatml_tokenizer().decode
+    return [decode(turn.target) for turn in renderer.turns(conversation) if turn.target]
+
+
+def test_template_that_leaves_old_thoughts_out():
+    """Neither prompt nor reply of the first turn is a prefix of the whole; the masks are found all the same."""
     tokenizer = chatml_tokenizer(chat_template=REWRITING)
-    messages = [MESSAGES[0], Message("assistant", "<think>t</think>a"), *MESSAGES[2:]]
-    with pytest.raises(UserError, match=r"set data\.mask_history"):
-        ChatTemplateRenderer(tokenizer).turns(Conversation(messages))
-    (turn,) = ChatTemplateRenderer(tokenizer, last_only=True).turns(Conversation(messages))
+    first, last = Message("assistant", "<think>t</think>a"), Message("assistant", "<think>u</think>b")
+    renderer = ChatTemplateRenderer(tokenizer)
+    turns = renderer.turns(Conversation([MESSAGES[0], first, MESSAGES[2], last]))
+    assert [tokenizer.decode(turn.target) for turn in turns] == ["a<|im_end|>\n", "<think>u</think>b<|im_end|>\n"]
+    given = [{"role": m.role, "content": m.content} for m in (MESSAGES[0], first, MESSAGES[2], last)]
+    assert [token for turn in turns for token in turn.source + turn.target] == _ids(tokenizer, given)
+    (turn,) = ChatTemplateRenderer(tokenizer, last_only=True).turns(Conversation([MESSAGES[0], first, *MESSAGES[2:]]))
     assert tokenizer.decode(turn.target) == "r 🙂<|im_end|>\n"
     assert "<think>" not in tokenizer.decode(turn.source)
+
+
+@pytest.mark.parametrize(
+    ("enable_thinking", "expected"),
+    [
+        (True, ["x<|im_end|>\n", "CALL f<|im_end|>\n", "<think>\nT\n</think>\n\ny<|im_end|>\n"]),
+        (False, ["x<|im_end|>\n", "CALL f<|im_end|>\n", "y<|im_end|>\n"]),
+    ],
+)
+def test_template_that_thinks_after_the_last_question_only(enable_thinking, expected):
+    tokenizer = chatml_tokenizer(chat_template=THINKING)
+    call = Message("function", '{"name": "f", "arguments": {}}')
+    replies = [Message("assistant", "x", reasoning="R"), call, Message("assistant", "y", reasoning="T")]
+    sources = [MESSAGES[0], MESSAGES[2], Message("observation", "out")]
+    conversation = Conversation([message for pair in zip(sources, replies, strict=True) for message in pair])
+    renderer = ChatTemplateRenderer(tokenizer, enable_thinking=enable_thinking)
+    assert _targets(renderer, conversation) == expected
+    empty = "<think>\n\n</think>\n\n"
+    assert tokenizer.decode(renderer.turns(conversation)[-1].source).endswith(
+        f"assistant\n{'' if enable_thinking else empty}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        ("{{ m.content if loop.last else m.content | upper }}", "changes the words of old replies"),
+        ("{{ m.content if loop.last else '' }}", "leaves old replies out"),
+        ("{{ m.content }}{{ '' if loop.last else m.content }}", "repeats old replies"),
+    ],
+)
+def test_what_cannot_be_proven_is_refused(shown, why):
+    tokenizer = chatml_tokenizer(chat_template=REWRITING.replace("{{ m['content'].split('</think>')[-1] }}", shown))
+    with pytest.raises(UserError, match=r"set data\.mask_history"):
+        ChatTemplateRenderer(tokenizer).turns(Conversation(MESSAGES))
+    (turn,) = ChatTemplateRenderer(tokenizer, last_only=True).turns(Conversation(MESSAGES))
+    assert tokenizer.decode(turn.target) == "r 🙂<|im_end|>\n"
+
+
+def test_a_shown_thought_that_the_prompt_does_not_open_is_refused():
+    """Where only the text behind the thought can be found, the thought would be left without loss unseen."""
+    template = THINKING.replace("'<think>\\n'", "'<think> '")
+    tokenizer = chatml_tokenizer(chat_template=template + "{% if add_generation_prompt %}<think>\n{% endif %}")
+    conversation = Conversation([MESSAGES[0], Message("assistant", "y", reasoning="T")])
+    with pytest.raises(UserError, match="replies cannot be told from prompts"):
+        ChatTemplateRenderer(tokenizer, enable_thinking=True).turns(conversation)
+
+
+def test_template_without_end_marks_closes_replies_by_the_eos_label():
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer = chatml_tokenizer(chat_template=template)
+    renderer = ChatTemplateRenderer(tokenizer)
+    ids, labels = build_sample(renderer.turns(Conversation(MESSAGES)), SampleOptions(1000), renderer.efficient_eos_id)
+    assert tokenizer.decode(ids) == tokenizer.decode(_ids(tokenizer, ROLES)) + "</s>"
+    assert tokenizer.decode(labels[labels != -100]) == f"{ROLES[1]['content']}</s>{ROLES[3]['content']}</s>"
+    assert ChatTemplateRenderer(chatml_tokenizer()).efficient_eos_id is None
+    assert ChatTemplateRenderer(chatml_tokenizer(chat_template=template, eos_token=None)).efficient_eos_id is None
 
 
 def test_variables_and_default_system_reach_the_template():
