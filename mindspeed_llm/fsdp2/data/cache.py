@@ -18,7 +18,7 @@ from mindspeed_llm.tasks.preprocess.sample_store import read_summary, store_exis
 
 _LOG = logging.getLogger("mindspeed_llm")
 
-_FORMAT_VERSION = 2
+_FORMAT_VERSION = 3
 _HASHED_BYTES = 1 << 20
 _POLL_SECONDS = 0.05
 _FAILURE_SECONDS = 10.0

@@ -28,7 +28,7 @@ from mindspeed_llm.tasks.preprocess.mixing import mix, resample
 from mindspeed_llm.tasks.preprocess.packing import plan_packs
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions
-from mindspeed_llm.tasks.preprocess.text_work import TextWork
+from mindspeed_llm.tasks.preprocess.text_work import TextColumn, TextWork
 
 _LOG = logging.getLogger("mindspeed_llm")
 
@@ -165,7 +165,12 @@ class LFDataManager:
         data = self._data
         if self._renderer is None:
             column = entry.columns["text"] or "text"
-            return TextWork(self._tokenizer, column=column, append_eod=data.append_eod, piece_length=data.cutoff_len)
+            return TextWork(
+                self._tokenizer,
+                text_of=TextColumn(column),
+                append_eod=data.append_eod,
+                piece_length=data.cutoff_len,
+            )
         options = SampleOptions(data.cutoff_len, data.train_on_prompt, data.mask_history)
         return ConversationWork(self._renderer, options, [entry.layout])
 

@@ -26,7 +26,7 @@ from mindspeed_llm.tasks.preprocess.pretrain_inputs import PretrainInputs, resol
 from mindspeed_llm.tasks.preprocess.pretrain_samples import SequentialSamples, samples_per_epoch
 from mindspeed_llm.tasks.preprocess.sample_store import key_prefix
 from mindspeed_llm.tasks.preprocess.splits import split_documents
-from mindspeed_llm.tasks.preprocess.text_work import TextWork
+from mindspeed_llm.tasks.preprocess.text_work import TextColumn, TextWork
 
 _LOG = logging.getLogger("mindspeed_llm")
 
@@ -135,7 +135,9 @@ class MegatronDataManager:
 
         def chunks(summary: Summary) -> Iterator[Chunk]:
             for entry in entries:
-                work = TextWork(self._tokenizer, column=entry.columns["text"] or "text", append_eod=data.append_eod)
+                work = TextWork(
+                    self._tokenizer, text_of=TextColumn(entry.columns["text"] or "text"), append_eod=data.append_eod
+                )
                 yield from tokenize_files(
                     entry.files,
                     work,
@@ -147,7 +149,7 @@ class MegatronDataManager:
 
         stored(
             prefix,
-            TextWork.keys,
+            ("text",),
             chunks,
             one_per_node=data.no_shared_storage,
             overwrite=data.overwrite_cache,

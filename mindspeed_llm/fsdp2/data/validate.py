@@ -14,7 +14,7 @@ from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
 from mindspeed_llm.tasks.preprocess.records import FORMATS, UnusableRecord, missing_column, to_conversation
 from mindspeed_llm.tasks.preprocess.templates import load_template
-from mindspeed_llm.tasks.preprocess.text_work import text_of
+from mindspeed_llm.tasks.preprocess.text_work import column_text
 
 _TOKENIZED_INFO = "tokenized_info.json"
 
@@ -54,7 +54,7 @@ def _check_entries(entries: Sequence[DatasetEntry], *, is_chat: bool) -> None:
             if is_chat:
                 _check_conversation(entry, first)
             else:
-                text_of(first, entry.columns["text"] or "text")
+                column_text(first, entry.columns["text"] or "text")
 
 
 def _check_conversation(entry: DatasetEntry, record: Record) -> None:

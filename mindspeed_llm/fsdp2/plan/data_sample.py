@@ -21,7 +21,7 @@ from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_da
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import read_file
-from mindspeed_llm.tasks.preprocess.text_work import TextWork
+from mindspeed_llm.tasks.preprocess.text_work import TextColumn, TextWork
 
 RECORDS_LOOKED_AT = 200
 _LOG = logging.getLogger("mindspeed_llm")
@@ -75,7 +75,7 @@ def _pretraining_samples(
     inputs = resolve_inputs(dataset, data.dataset_dir, field=field)
     samples = [_indexed(prefix) for prefix in inputs.prefixes]
     for entry in inputs.texts:
-        work = TextWork(tokenizer, column=entry.columns["text"] or "text", append_eod=data.append_eod)
+        work = TextWork(tokenizer, text_of=TextColumn(entry.columns["text"] or "text"), append_eod=data.append_eod)
         samples.append(_first_records(entry, work, data.max_samples))
     return samples
 

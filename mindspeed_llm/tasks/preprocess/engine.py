@@ -1,7 +1,9 @@
-"""Run work over the records of files in chunks, in order, on one or several processes.
+"""Run work over the records of files in batches, in order, on several threads or processes.
 
-A `Work` turns a chunk of records into arrays. It is sent to the worker processes once; chunks travel to them and arrays
-come back, in the order of the input whatever the number of workers.
+A `Work` turns a batch of records into arrays. Work that says `runs_in_threads` spends its time in a tokenizer that
+leaves other threads running; records are read and results written meanwhile, all in one process. Other work goes to
+forked processes: batches travel to them and arrays come back. Either way the results come in the order of the input,
+and are the same whatever the number of workers.
 """
 
 import itertools
@@ -9,16 +11,24 @@ import logging
 import multiprocessing
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary, Work
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
+from mindspeed_llm.tasks.preprocess.tokenizers.threads import without_threads
 
 _LOG = logging.getLogger("mindspeed_llm")
 _SECONDS_BETWEEN_LINES = 10.0
+
+BATCH_RECORDS = 1000
+"""A batch has at most so many records, and no more once they hold `BATCH_CHARS` characters of text."""
+BATCH_CHARS = 1 << 18
+# What remains to Python takes turns; with more threads than these it would take longer than the tokenizer.
+_MOST_THREADS = 8
 
 
 def tokenize_files(
@@ -27,19 +37,17 @@ def tokenize_files(
     summary: Summary,
     *,
     num_workers: int | None = None,
-    batch_size: int = 1000,
+    batch_size: int = BATCH_RECORDS,
     max_records: int | None = None,
     name: str = "records",
 ) -> Iterator[Chunk]:
     """Yield the chunks of all records in order, keeping `summary` up to date and logging the speed.
 
-    Raises UserError when no file has a record; empty ones beside others are reported. `num_workers` None or 1 works in
-    this process.
+    Raises UserError when no file has a record; empty ones beside others are reported. `num_workers` None is 1.
     """
     records = itertools.islice(_records(files), max_records)
-    batches = iter(lambda: list(itertools.islice(records, batch_size)), [])
     start = last_line = time.monotonic()
-    for chunk in _in_order(batches, work, num_workers or 1):
+    for chunk in run_work(in_batches(records, batch_size), work, num_workers or 1):
         summary.add(chunk)
         yield chunk
         now = time.monotonic()
@@ -59,6 +67,70 @@ def tokenize_files(
     )
     for line in (*summary.skip_lines(), *summary.notes()):
         _LOG.warning("%s: %s", name, line)
+
+
+def in_batches(records: Iterable[Record], batch_records: int = BATCH_RECORDS) -> Iterator[list[Record]]:
+    """Cut records into batches of at most `batch_records`, fewer where they are long: memory follows the text."""
+    batch: list[Record] = []
+    chars = 0
+    for record in records:
+        batch.append(record)
+        chars += num_chars(record.data)
+        if len(batch) == batch_records or chars >= BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
+
+
+def num_chars(value: Any) -> int:
+    """Characters of all text in a value of a record."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(num_chars, value.values()))
+    return sum(map(num_chars, value)) if isinstance(value, list) else 0
+
+
+def run_work(batches: Iterator[list[Record]], work: Work, num_workers: int) -> Iterator[Chunk]:
+    """Yield the chunk of each batch, in order. An error in reading is raised after what was read before it is worked
+    on, so that the first mistake of the input is the one that is reported.
+    """
+    with without_threads():
+        if getattr(work, "runs_in_threads", False) and num_workers <= _MOST_THREADS:
+            with ThreadPoolExecutor(num_workers) as pool:
+                yield from _in_order(batches, pool, work, num_workers)
+        elif num_workers == 1:
+            yield from map(work, batches)
+        else:
+            # Forked, so that any tokenizer works, also one that cannot be pickled.
+            context = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(work,)) as pool:
+                yield from _in_order(batches, pool, _run_in_worker, num_workers)
+
+
+def _in_order(batches: Iterator[list[Record]], pool: Executor, work: Any, num_workers: int) -> Iterator[Chunk]:
+    waiting: deque[Future[Chunk]] = deque()
+    error: Exception | None = None
+    try:
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception as raised:
+                batch, error = None, raised
+            if batch is None:
+                break
+            waiting.append(pool.submit(work, batch))
+            # Bounded, so that memory does not grow with the input.
+            if len(waiting) > 2 * num_workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+        if error is not None:
+            raise error
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _records(files: Sequence[Path]) -> Iterator[Record]:
@@ -94,24 +166,3 @@ def _start_worker(work: Work) -> None:
 def _run_in_worker(records: list[Record]) -> Chunk:
     assert _worker_work is not None
     return _worker_work(records)
-
-
-def _in_order(batches: Iterator[list[Record]], work: Work, num_workers: int) -> Iterator[Chunk]:
-    if num_workers == 1:
-        yield from map(work, batches)
-        return
-    # Forked, so that any tokenizer works, also one that cannot be pickled.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(work,)) as pool:
-        waiting: deque[Future[Chunk]] = deque()
-        try:
-            for batch in batches:
-                waiting.append(pool.submit(_run_in_worker, batch))
-                # Bounded, so that memory does not grow with the input.
-                if len(waiting) > 2 * num_workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

@@ -14,7 +14,7 @@ from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore, read_summary, store_exists, write_store
 from mindspeed_llm.tasks.preprocess.samples import NO_ROOM, SampleOptions
 from mindspeed_llm.tasks.preprocess.templates import load_template
-from mindspeed_llm.tasks.preprocess.text_work import EMPTY_TEXT, ONE_TOKEN, TextWork
+from mindspeed_llm.tasks.preprocess.text_work import EMPTY_TEXT, ONE_TOKEN, TextColumn, TextWork
 from tests.support.tokenizers import byte_tokenizer
 
 TEXTS = ["short", "", "谢谢 🙂 " * 30, " \n", "last"]
@@ -52,8 +52,8 @@ def test_pieces_are_a_partition(tmp_path):
 def test_what_has_one_token_gives_no_sample(tmp_path):
     file = _jsonl(tmp_path / "a.jsonl", [{"text": text} for text in ("a", "b" * 21, "c" * 20, "dd")])
     lengths, chunks, summary = _run(file, TextWork(byte_tokenizer(), piece_length=10))
-    assert lengths.tolist() == [10, 10, 10, 10, 2]
-    assert byte_tokenizer().decode(np.concatenate([c.arrays["text"] for c in chunks])) == "b" * 20 + "c" * 20 + "dd"
+    assert lengths.tolist() == [10, 9, 2, 10, 10, 2]
+    assert byte_tokenizer().decode(np.concatenate([c.arrays["text"] for c in chunks])) == "b" * 21 + "c" * 20 + "dd"
     assert summary.skipped == {ONE_TOKEN: 1} and summary.first_skipped == {ONE_TOKEN: [f"{file}:1"]}
     # Whole documents are joined, so that they may be short.
     assert _run(file, TextWork(byte_tokenizer()))[0].tolist() == [1, 21, 20, 2]
@@ -77,7 +77,7 @@ def test_half_a_surrogate_pair_names_file_line_and_key(tmp_path, workers):
 
 def test_any_text_that_the_tokenizer_refuses_is_named(tmp_path):
     class Picky:
-        eos_token_id = None
+        eos_token_id = pad_token_id = None
 
         def __call__(self, texts, **_):
             if "bad" in texts:
@@ -129,7 +129,7 @@ def test_limits_and_mistakes(tmp_path):
     file = _jsonl(tmp_path / "a.jsonl", [{"text": "a"}] * 20)
     assert len(_run(file, TextWork(byte_tokenizer()), max_records=7)[0]) == 7
     with pytest.raises(UserError, match=r"no key 'body' \(the text column\)"):
-        _run(file, TextWork(byte_tokenizer(), column="body"))
+        _run(file, TextWork(byte_tokenizer(), text_of=TextColumn("body")))
     with pytest.raises(UserError, match=r"empty\.jsonl holds no records"):
         _run(_jsonl(tmp_path / "empty.jsonl", []), TextWork(byte_tokenizer()))
     with pytest.raises(UserError, match="no eos token to append"):

@@ -87,7 +87,7 @@ def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
     columns, tags = parse_map_keys(arguments.map_keys, handler) if arguments.map_keys is not None else ({}, {})
     inputs = resolve_inputs(arguments, handler)
     handler = with_entries(handler, inputs.entries) if not handler.formatting else handler
-    tokenizer = load_tokenizer(tokenizer_options(arguments), num_threads=arguments.workers)
+    tokenizer = load_tokenizer(tokenizer_options(arguments))
     if arguments.pad_vocab_size_to is not None and len(tokenizer) > arguments.pad_vocab_size_to:
         raise UserError(
             f"--pad-vocab-size-to {arguments.pad_vocab_size_to}: the tokenizer has {len(tokenizer)} tokens, more than "

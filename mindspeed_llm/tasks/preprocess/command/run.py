@@ -22,11 +22,10 @@ from mindspeed_llm.tasks.preprocess.command.publish import naming_the_folder, pu
 from mindspeed_llm.tasks.preprocess.command.report import result_lines
 from mindspeed_llm.tasks.preprocess.command.reuse import read_content, why_anew
 from mindspeed_llm.tasks.preprocess.command.workspace import Workspace, write_json
-from mindspeed_llm.tasks.preprocess.engine import _in_order as run_work
+from mindspeed_llm.tasks.preprocess.engine import BATCH_RECORDS, in_batches, run_work
 from mindspeed_llm.tasks.preprocess.indexed_format import bin_file, idx_file, indexed_exists
 
 _LOG = logging.getLogger("mindspeed_llm")
-_BATCH = 1000
 
 
 def run(job: Job) -> None:
@@ -133,8 +132,7 @@ def _chunks(job: Job, skip: int, part_size: int | None) -> Iterator[Chunk]:
     """The chunks of all records from number `skip` on."""
     records = itertools.islice(job.inputs.records(), skip, None)
     # Parts end where chunks end.
-    batch = min(_BATCH, part_size or _BATCH)
-    batches = iter(lambda: list(itertools.islice(records, batch)), [])
+    batches = in_batches(records, min(BATCH_RECORDS, part_size or BATCH_RECORDS))
     return run_work(batches, job.work, job.arguments.workers)
 
 

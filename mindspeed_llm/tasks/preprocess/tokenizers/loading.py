@@ -9,18 +9,13 @@ from mindspeed_llm.tasks.preprocess.tokenizers.gpt2_files import read_gpt2_files
 from mindspeed_llm.tasks.preprocess.tokenizers.hf_files import NeedsTransformers, load_with_transformers, read_hf_files
 from mindspeed_llm.tasks.preprocess.tokenizers.magistral_tokenizer import MagistralTokenizer
 from mindspeed_llm.tasks.preprocess.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from mindspeed_llm.tasks.preprocess.tokenizers.threads import limit_threads
 from mindspeed_llm.tasks.preprocess.tokenizers.transformers_tokenizer import TransformersTokenizer
 
 _LOG = logging.getLogger("mindspeed_llm")
 
 
-def load_tokenizer(options: TokenizerOptions, *, num_threads: int = 1) -> Tokenizer:
-    """Load a tokenizer whose batches are encoded on `num_threads` threads, where it is one that can.
-
-    Raises UserError when a file or a flag is missing, or a file cannot be read.
-    """
-    limit_threads(num_threads)
+def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
+    """Load a tokenizer. Raises UserError when a file or a flag is missing, or a file cannot be read."""
     if options.kind == "PretrainedFromHF":
         return _load_hf(options)
     if options.kind == "GPTSentencePieceTokenizer":

@@ -1,11 +1,25 @@
-"""How many threads the Rust library of tokenizers uses."""
+"""The threads of the Rust library of tokenizers are switched off: whoever has work for several cores runs it there."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_SWITCH = "TOKENIZERS_PARALLELISM"
 
 
-def limit_threads(number: int) -> None:
-    """Encode batches on `number` threads in this process; children inherit it. Call it before the first batch: the
-    library starts its threads once, and reads only whether to use them each time.
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Let the library encode batches in the thread that calls it; forked processes inherit it.
+
+    A process that is forked after the library has started its threads has none of them, and would wait for them
+    forever.
     """
-    os.environ["RAYON_NUM_THREADS"] = str(number)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if number > 1 else "false"
+    before = os.environ.get(_SWITCH)
+    os.environ[_SWITCH] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SWITCH]
+        else:
+            os.environ[_SWITCH] = before
