@@ -260,6 +260,9 @@ class Arguments:
     )
     num: int = _flag("other", 3, "with --inspect: number of samples.", metavar="N", at_least=1)
     html: str | None = _flag("other", None, "with --inspect: write a page instead.", metavar="FILE")
+    whole: bool = _flag(
+        "other", False, "with --inspect: show every token; else the middle of long stretches is left out, and counted."
+    )
 
     given: frozenset[str] = frozenset()
 

@@ -57,10 +57,11 @@ _NEEDS = {
     "keep_newlines": "split_sentences",
     "num": "inspect",
     "html": "inspect",
+    "whole": "inspect",
 }
 _IN_MERGE = {"input", "output_prefix", "merge_group_keys", "check", "debug"}
 _IN_INSPECT = {
-    "inspect", "num", "html", "debug", "tokenizer_type", "tokenizer_name_or_path", "tokenizer_not_use_fast",
+    "inspect", "num", "html", "whole", "debug", "tokenizer_type", "tokenizer_name_or_path", "tokenizer_not_use_fast",
     "tokenizer_model", "vocab_file", "merge_file",
 }  # fmt: skip
 

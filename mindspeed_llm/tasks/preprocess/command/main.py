@@ -82,4 +82,10 @@ def _inspect(arguments: Arguments) -> None:
     assert arguments.inspect is not None
     given = {name for name in arguments.given if name.startswith("tokenizer_") or name in ("vocab_file", "merge_file")}
     tokenizer = load_tokenizer(tokenizer_options(arguments)) if given else None
-    inspect_prefix(arguments.inspect, num=arguments.num, html=arguments.html, tokenizer=tokenizer)
+    inspect_prefix(
+        arguments.inspect,
+        num=arguments.num,
+        html=arguments.html,
+        tokenizer=tokenizer,
+        shorten=not arguments.whole,
+    )

@@ -19,7 +19,7 @@ from mindspeed_llm.tasks.preprocess.command.refused import INERT, REFUSED, REFUS
 _USAGE = """\
 usage: preprocess_data.py --input PATH --output-prefix PREFIX --tokenizer-name-or-path PATH [flags]
        preprocess_data.py --input FOLDER --output-prefix PREFIX --merge-group-keys KEY [KEY ...]
-       preprocess_data.py --inspect PREFIX [--num N] [--html FILE]
+       preprocess_data.py --inspect PREFIX [--num N] [--html FILE] [--whole]
 
 Turn files of records into token ids with a loss mask, in Megatron's indexed format: <prefix>_<column>_document.bin/.idx
 for pretraining, <prefix>_packed_<key>_document.bin/.idx for all other handlers, and <prefix>_summary.json with what

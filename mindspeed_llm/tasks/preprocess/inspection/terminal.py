@@ -197,4 +197,4 @@ def _bars(lengths: list[tuple[str, int]], look: Look) -> Iterator[str]:
     count_width = max(len(f"{count:,}") for _, count in lengths)
     for name, count in lengths:
         bar = look.symbols.bar * (-(-count * _BAR_WIDTH // most) if count else 0)
-        yield f"    {name:>{name_width}}  {count:>{count_width},}  {look.style(bar, '34')}"
+        yield f"    {name:>{name_width}}  {count:>{count_width},}  {look.style(bar, '36')}"

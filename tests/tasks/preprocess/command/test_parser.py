@@ -63,6 +63,7 @@ OURS = {
     "--inspect": None,
     "--num": 3,
     "--html": None,
+    "--whole": False,
 }
 
 
