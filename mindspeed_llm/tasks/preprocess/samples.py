@@ -75,10 +75,11 @@ def _samples(
             if ids[-1] != eod_id:
                 ids.append(eod_id)
                 labels.append(eod_id)
+    samples = [(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)) for ids, labels in joined]
     # The first token of a sample is never predicted.
-    if any(all(label == IGNORE_INDEX for label in labels[1:]) for _, labels in joined):
+    if any((labels[1:] == IGNORE_INDEX).all() for _, labels in samples):
         raise UnusableRecord(NO_TARGET)
-    return [(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)) for ids, labels in joined]
+    return samples
 
 
 def _kept_turns(
