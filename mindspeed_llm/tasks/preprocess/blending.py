@@ -89,9 +89,10 @@ def blend_order(weights: Sequence[float] | np.ndarray, num_samples: int) -> tupl
     """Which data set, and which of its samples, stands at each place of a blend.
 
     The rule of megatron-core: place p takes the data set with the largest weight * max(p, 1) - (samples taken so far),
-    the first of these where several are equal, in double precision. A data set of weight 0 is never taken (the rule
-    alone would take it where the others are level). With weights that are numbers of samples, as many places as
-    samples take each sample once. Returns (data set [N] int16, sample [N] uint32 or int64).
+    the first of these where several are equal, in double precision, product and difference each rounded (as compiled
+    for x86-64; a build that fuses the two may break ties otherwise). A data set of weight 0 is never taken; the rule
+    alone would take it where the others are level. With weights that are numbers of samples, as many places as samples
+    take each sample once. Returns (data set [N] int16, sample [N] uint32 or int64).
 
     The rule is sequential, so places are cut in stretches that are worked on side by side, each from a guess of the
     samples taken before it. Whatever the guess, the rule soon leads to the same state; a stretch whose predecessor
@@ -99,8 +100,8 @@ def blend_order(weights: Sequence[float] | np.ndarray, num_samples: int) -> tupl
     """
     shares = normalized(weights)
     used = np.flatnonzero(shares)
-    if len(used) > _MOST_SETS:
-        raise UserError(f"a blend of {len(used)} data sets; at most {_MOST_SETS} can be blended")
+    if len(weights) > _MOST_SETS:
+        raise UserError(f"a blend of {len(weights)} data sets; at most {_MOST_SETS} can be blended")
     shares = shares[used, None]
     num_stretches = max(1, min(_WIDTH // len(used), num_samples // _FEWEST_STEPS))
     num_steps = max(1, -(-num_samples // num_stretches))
@@ -108,12 +109,12 @@ def blend_order(weights: Sequence[float] | np.ndarray, num_samples: int) -> tupl
     taken = _guess(shares, places)
     which = np.empty((len(places), num_steps), dtype=np.int16)
     sample = np.empty((len(places), num_steps), dtype=np.uint32 if num_samples < 1 << 32 else np.int64)
-    ends = np.empty_like(taken)
-    todo = np.arange(len(places))
-    while len(todo):
-        which[todo], sample[todo], ends[:, todo] = _take(shares, places[todo], taken[:, todo], num_steps, sample.dtype)
-        todo = np.flatnonzero((taken[:, 1:] != ends[:, :-1]).any(axis=0)) + 1
-        taken[:, todo] = ends[:, todo - 1]
+    ends = _take(shares, places, taken, which, sample)
+    while len(again := np.flatnonzero((taken[:, 1:] != ends[:, :-1]).any(axis=0)) + 1):
+        taken[:, again] = ends[:, again - 1]
+        redone = [np.empty((len(again), num_steps), dtype=array.dtype) for array in (which, sample)]
+        ends[:, again] = _take(shares, places[again], taken[:, again], *redone)
+        which[again], sample[again] = redone
     which = which.reshape(-1)[:num_samples]
     return used.astype(np.int16)[which] if len(used) < len(weights) else which, sample.reshape(-1)[:num_samples]
 
@@ -131,25 +132,23 @@ def _guess(shares: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _take(
-    shares: np.ndarray, places: np.ndarray, taken: np.ndarray, num_steps: int, dtype: np.dtype
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Apply the rule to `num_steps` places from each of `places` [M] on, with `taken` [K, M] samples taken before.
+    shares: np.ndarray, places: np.ndarray, taken: np.ndarray, which: np.ndarray, sample: np.ndarray
+) -> np.ndarray:
+    """Apply the rule from each of `places` [M] on, with `taken` [K, M] samples taken before.
 
-    Returns (data set [M, steps], sample [M, steps], taken [K, M] behind the last step).
+    Fills `which` and `sample` [M, steps]; returns what is taken [K, M] behind the last step.
     """
     taken, (num_sets, width) = taken.copy(), taken.shape
-    which = np.empty((width, num_steps), dtype=np.int16)
-    sample = np.empty((width, num_steps), dtype=dtype)
     lag = np.empty((num_sets, width))
     columns = np.arange(width)
-    for step in range(num_steps):
+    for step in range(which.shape[1]):
         np.multiply(shares, np.maximum(places + step, 1.0), out=lag)
         np.subtract(lag, taken, out=lag)
         chosen = _furthest_behind(lag)
         count = taken[chosen, columns]
         which[:, step], sample[:, step] = chosen, count
         taken[chosen, columns] = count + 1
-    return which, sample, taken
+    return taken
 
 
 def _furthest_behind(lag: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Small indexed files, and megatron-core's data sets over them: the authority on the order of samples."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,17 @@ def megatron_config(**fields: Any) -> Any:
 
 
 def megatron_splits(sizes: Sequence[int | None], **fields: Any) -> list[Any]:
-    """Train, valid and test (None where there is none) as megatron-core's builder makes them."""
+    """Train, valid and test (None where there is none) as megatron-core's builder makes them.
+
+    The indices that it keeps beside the data are removed first: their names say neither whether samples have an extra
+    token nor what the data are, so that it would take those of another test.
+    """
     builder = pytest.importorskip("megatron.core.datasets.blended_megatron_dataset_builder")
     from megatron.core.datasets.gpt_dataset import GPTDataset
 
+    for prefixes, _ in [blend for blend in [fields.get("blend"), *fields.get("blend_per_split", ())] if blend]:
+        for prefix in prefixes:
+            shutil.rmtree(prefix, ignore_errors=True)
     return builder.BlendedMegatronDatasetBuilder(
         GPTDataset, list(sizes), lambda: True, megatron_config(**fields)
     ).build()
