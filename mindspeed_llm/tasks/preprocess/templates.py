@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.tool_formats import ACTION_LINES, TOOL_FORMATS
+from mindspeed_llm.tasks.preprocess.tool_formats import TOOL_FORMATS
 
 TEMPLATES_FILE = Path(__file__).resolve().parents[3] / "configs" / "finetune" / "templates.json"
 
@@ -41,7 +41,7 @@ Piece = str | SpecialToken
 
 @dataclass(frozen=True)
 class Slot:
-    """A format with placeholders: `pieces` in order, `join` between contents (or calls) when several fill one turn."""
+    """A format with placeholders: `pieces` in order, `join` between contents or calls when several fill one turn."""
 
     pieces: tuple[Piece, ...] = ()
     join: str = "\n"
@@ -120,10 +120,8 @@ class Template:
                     "way only; leave tool_format out"
                 )
             eos = [] if self.efficient_eos else [SpecialToken("eos_token")]
-            if tool_format == "default":
-                changes["function"] = Slot((ACTION_LINES, *eos))
-            elif not self.function.has("content"):
-                # Tool formats that write whole calls stand where a reply stands.
+            if self.function.pieces == ("{{content}}", *eos) or not self.function.has("content"):
+                # The template says nothing of its own about where whole calls stand: where a reply does.
                 changes["function"] = self.assistant
         return replace(self, **changes)
 
@@ -186,7 +184,7 @@ _KEYS = {
     "format_user",
     "format_assistant",
     "format_observation",  # `join` stands between the results of parallel calls
-    "format_function",  # `join` stands between parallel calls
+    "format_function",  # {{content}}: calls as the tool format writes them; or {{name}} and {{arguments}}
     "format_preface",  # text in front of calls
     "format_separator",  # between a reply and the next question
     "default_system",
@@ -238,7 +236,7 @@ def _parse(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]], f
         user=user,
         assistant=slot("format_assistant", ["{{content}}", *eos]),
         observation=slot("format_observation", list(user.pieces)),
-        function=slot("format_function", [ACTION_LINES, *eos]),
+        function=slot("format_function", ["{{content}}", *eos]),
         preface=slot("format_preface", ["{{content}}\n"]),
         separator=slot("format_separator", []),
         default_system=entry.get("default_system", ""),

@@ -13,9 +13,6 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.readers import json_problem
 
-ACTION_LINES = "Action: {{name}}\nAction Input: {{arguments}}"
-"""How a call is written where nothing else is said."""
-
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -44,13 +41,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """`listing` writes the tools, `lead` stands between the system text and it; `call` writes one call.
-
-    A format whose `call` is None fills the placeholders {{name}} and {{arguments}} of the template's function slot.
-    """
+    """`listing` writes the tools, `lead` stands between the system text and it; `call` writes one call."""
 
     listing: Callable[[list[dict[str, Any]]], str]
-    call: Callable[[ToolCall], str] | None
+    call: Callable[[ToolCall], str]
     lead: str = ""
 
 
@@ -113,6 +107,10 @@ def _plain_listing(tools: list[dict[str, Any]]) -> str:
     )
 
 
+def _action_call(call: ToolCall) -> str:
+    return f"Action: {call.name}\nAction Input: {call.arguments_json}"
+
+
 def _signatures(tools: list[dict[str, Any]]) -> str:
     lines = "".join(to_json({"type": "function", "function": tool}) + "\n" for tool in tools)
     return (
@@ -141,6 +139,10 @@ def _glm4_listing(tools: list[dict[str, Any]]) -> str:
         f"\n\n## {tool['name']}\n\n{to_json(tool, indent=4)}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
         for tool in tools
     )
+
+
+def _glm4_call(call: ToolCall) -> str:
+    return f"{call.name}\n{call.arguments_json}"
 
 
 def _glm4_moe_listing(tools: list[dict[str, Any]]) -> str:
@@ -172,12 +174,12 @@ def _chatglm3_call(call: ToolCall) -> str:
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    "default": ToolFormat(_plain_listing, call=None),
+    "default": ToolFormat(_plain_listing, _action_call),
     "qwen": ToolFormat(_qwen_listing, _qwen_call, lead="\n\n"),
     "qwen_legacy": ToolFormat(lambda tools: f"\n\n{_qwen_listing(tools)}", _qwen_call),
     "ling": ToolFormat(_qwen_listing, _qwen_call, lead="\n"),
     "ling_legacy": ToolFormat(lambda tools: f"{_qwen_listing(tools)}\ndetailed thinking off", _qwen_call),
-    "glm4": ToolFormat(_glm4_listing, call=None, lead="\n\n"),
+    "glm4": ToolFormat(_glm4_listing, _glm4_call, lead="\n\n"),
     "glm4_moe": ToolFormat(_glm4_moe_listing, _glm4_moe_call, lead="\n\n"),
     "chatglm3": ToolFormat(_chatglm3_listing, _chatglm3_call, lead="\n"),
 }

@@ -88,7 +88,6 @@ class SlotLayout:
         lead = "".join(map(str, template.preface.fill(content=preface))) if preface else ""
         if not template.function.has("content"):
             return parts.empty, _with_lead(parts.thought + lead, self._slot_calls(calls))
-        assert self._tool_format.call is not None, "formats without calls of their own fill slots with a name"
         text = lead + template.function.join.join(map(self._tool_format.call, calls))
         if not template.thinking.parsed:
             return parts.empty, template.function.fill(content=parts.thought + text)
