@@ -5,6 +5,7 @@ shapes and checksums. The key is a hash of the content that the index was made o
 under an old name never meet an index of the old ones, whatever their time stamps say.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -48,7 +49,7 @@ class IndexRequest:
     key: Mapping[str, Any]
     build: Callable[[], Arrays]
 
-    @property
+    @functools.cached_property
     def stem(self) -> str:
         """The file names' common beginning."""
         text = json.dumps({"format": _FORMAT, **self.key}, sort_keys=True)
@@ -68,7 +69,7 @@ class IndexCache:
     """Indices in a folder of the user's choice, or in `cache` beside the data, or where that cannot be written in
     `fallback`.
 
-    `build_once` sees to it that one process builds; `overwrite` is for one that builds again what exists.
+    `build_once` sees to it that one process builds.
     """
 
     def __init__(
