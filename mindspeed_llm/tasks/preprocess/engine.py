@@ -9,6 +9,10 @@ and are the same whatever the number of workers.
 import itertools
 import logging
 import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -161,6 +165,18 @@ _worker_work: Work | None = None
 def _start_worker(work: Work) -> None:
     global _worker_work
     _worker_work = work
+    # Ctrl-C reaches every process of the terminal; the one that started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A process that is killed cannot end its workers, and they would wait for it forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _run_in_worker(records: list[Record]) -> Chunk:
