@@ -61,20 +61,23 @@ def make_renderer(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) 
     A handler that brings a template and takes another leaves the tokenizer's own the first choice. Raises UserError
     naming the flags where no template is found, or one too many.
     """
-    thinking = {
-        "enable_thinking": options.enable_thinking,
-        "drop_thinking": options.drop_thinking,
-        "reasoning_effort": options.reasoning_effort,
-    }
     template = _chosen_template(handler, tokenizer, options)
     if template is not None:
-        return TemplateRenderer(template, tokenizer, **thinking), template
-    for name, default in (("drop_thinking", True), ("reasoning_effort", None)):
-        if thinking.pop(name) != default:
+        renderer = TemplateRenderer(
+            template,
+            tokenizer,
+            enable_thinking=options.enable_thinking,
+            drop_thinking=options.drop_thinking,
+            reasoning_effort=options.reasoning_effort,
+        )
+        return renderer, template
+    for name in ("drop_thinking", "reasoning_effort"):
+        if getattr(options, name) != getattr(WorkOptions, name):
             raise UserError(
                 f"{_flag(name)} needs --prompt-type: the tokenizer's own chat template is used, which does not know it"
             )
-    return ChatTemplateRenderer(tokenizer, **thinking, last_only=options.mask_history), None
+    own = ChatTemplateRenderer(tokenizer, enable_thinking=options.enable_thinking, last_only=options.mask_history)
+    return own, None
 
 
 def _chosen_template(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) -> Template | None:

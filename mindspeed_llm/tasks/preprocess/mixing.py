@@ -6,7 +6,10 @@ interleave_over: until every set has been used up once, with those that end earl
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +17,8 @@ import numpy as np
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
+
+_LOG = logging.getLogger("mindspeed_llm")
 
 Item = TypeVar("Item")
 
@@ -146,7 +151,7 @@ def interleaved(
 
 def _chosen(entry: DatasetEntry, max_samples: int | None, seed: int) -> Iterator[Record]:
     def records() -> Iterator[Record]:
-        return itertools.islice(itertools.chain.from_iterable(map(read_file, entry.files)), max_samples)
+        return itertools.islice(itertools.chain.from_iterable(map(_records, entry.files)), max_samples)
 
     if entry.num_samples is None:
         return records()
@@ -156,6 +161,21 @@ def _chosen(entry: DatasetEntry, max_samples: int | None, seed: int) -> Iterator
         return iter(())
     times = np.bincount(resample(size, entry.num_samples, seed), minlength=size)
     return (record for record, count in zip(records(), times, strict=True) for _ in range(count))
+
+
+def _records(file: Path) -> Iterator[Record]:
+    is_empty = True
+    for record in read_file(file):
+        is_empty = False
+        yield record
+    if is_empty:
+        _report_empty(file)
+
+
+@cache
+def _report_empty(file: Path) -> None:
+    # Once, however often the data set starts again.
+    _LOG.warning("data file %s holds no records", file)
 
 
 def _check_probabilities(entries: Sequence[DatasetEntry], strategy: str, probabilities: Sequence[float]) -> None:

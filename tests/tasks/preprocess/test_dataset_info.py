@@ -76,6 +76,25 @@ def test_mistakes(folder, given, message):
         resolve_datasets(given, folder)
 
 
+def test_preference_pairs_where_they_are_allowed(folder):
+    (entry,) = resolve_datasets("pairs", folder, preference=True)
+    assert entry.ranking and (entry.columns["chosen"], entry.layout.formatting) == ("chosen", "alpaca")
+    (entry,) = resolve_datasets("alpha", folder, preference=True)
+    assert not entry.ranking
+    keys = {"file_name": "here.jsonl", "ranking": True, "columns": {"chosen": "good", "rejected": "bad"}}
+    (entry,) = resolve_datasets(keys, folder, preference=True)
+    assert (entry.columns["chosen"], entry.columns["rejected"]) == ("good", "bad")
+    with pytest.raises(UserError, match="column 'chosen' belongs to preference data, so ranking must be true"):
+        resolve_datasets({**keys, "ranking": False}, folder, preference=True)
+    with pytest.raises(UserError, match="column 'kto_tag': single replies marked good or bad are not supported"):
+        resolve_datasets({"file_name": "here.jsonl", "columns": {"kto_tag": "k"}}, folder, preference=True)
+
+
+def test_messages_name_the_settings_that_are_asked(folder, tmp_path):
+    with pytest.raises(UserError, match=r"^--input names 'x', but .* does not exist; set --dataset-dir to the folder"):
+        resolve_datasets("x", tmp_path, field="--input", dir_field="--dataset-dir")
+
+
 def test_folder_without_info_file(tmp_path):
     with pytest.raises(UserError, match=r"dataset_info\.json does not exist; set data\.dataset_dir"):
         resolve_datasets("alpha", tmp_path)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,3 +140,11 @@ def test_draws_follow_the_probabilities_and_stop_where_they_should():
 def test_resample():
     assert sorted(resample(5, 3, 0).tolist()) == sorted(set(resample(5, 3, 0).tolist()))
     assert np.bincount(resample(5, 13, 0)).tolist().count(3) == 3
+
+
+def test_an_empty_file_beside_others_is_reported_once(entries, caplog):
+    empty = entries[0].files[0].with_name("none.jsonl")
+    empty.write_text("")
+    mixed = [replace(entries[2], files=[*entries[2].files, empty]), entries[0]]
+    assert len(list(mixed_records(mixed, "interleave_over"))) == 10
+    assert caplog.text.count(f"data file {empty} holds no records") == 1

@@ -7,7 +7,7 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.readers import Record
 
-_NO_TOOLS = (None, "", "[]", "null", [], {})
+_NO_TOOLS: tuple[Any, ...] = (None, "", "[]", "null", [], {})
 
 
 class BadRecord(UserError):
