@@ -24,6 +24,7 @@ _LOG = logging.getLogger("mindspeed_llm")
 
 _FORMAT = 1
 _READ_BYTES = 16 << 20
+_END_BYTES = 1 << 16
 # Of the data set's name; file systems allow 255 bytes.
 _NAME_LENGTH = 100
 
@@ -57,12 +58,18 @@ class IndexRequest:
 
 
 def index_identity(reader: IndexedReader) -> dict[str, Any]:
-    """What an index over an indexed file depends on: the content of its `.idx` (lengths, offsets, type, documents) and
-    the size of its `.bin`; neither name nor time.
+    """What tells an indexed file from another: the content of its `.idx` (lengths, offsets, type, documents), and the
+    size and both ends of its `.bin`; neither name nor time.
 
-    An index does not depend on the token ids themselves: these are read through it, whatever they are.
+    An order of samples follows from the `.idx` alone, so that it is right even for data that differ in the middle of
+    the `.bin` only.
     """
-    return {"idx": _checksum(idx_file(reader.prefix)), "bin_size": bin_file(reader.prefix).stat().st_size}
+    data = bin_file(reader.prefix)
+    with data.open("rb") as stream:
+        first = stream.read(_END_BYTES)
+        stream.seek(max(0, data.stat().st_size - _END_BYTES))
+        ends = xxhash.xxh3_128_hexdigest(first + stream.read())
+    return {"idx": _checksum(idx_file(reader.prefix)), "bin_size": data.stat().st_size, "bin_ends": ends}
 
 
 class IndexCache:

@@ -224,6 +224,11 @@ class IndexedReader:
             if (np.diff(self.documents[start : start + _BLOCK + 1]) < 0).any():
                 raise UserError(f"{idx_file(self.prefix)} is damaged: its document boundaries do not ascend")
 
+    @property
+    def ids(self) -> np.ndarray:
+        """The token ids of all sequences, end to end, as a read-only view."""
+        return np.frombuffer(self._data, self.dtype)
+
     def __len__(self) -> int:
         return len(self.lengths)
 

@@ -9,6 +9,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.blending import parse_blend
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetChoice, DatasetEntry, resolve_datasets
 from mindspeed_llm.tasks.preprocess.indexed_format import bin_file, idx_file, indexed_exists
+from mindspeed_llm.tasks.preprocess.prefix_kinds import kinds_at, output_prefix, text_prefixes
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,20 @@ def _prefix(name: str, dataset_dir: Path, field: str) -> Path | None:
     stem = name.removesuffix(".bin").removesuffix(".idx")
     for prefix in (dataset_dir / stem, Path(stem)):
         if indexed_exists(prefix):
+            if (whole := output_prefix(prefix)) is not None and (kinds := kinds_at(whole)):
+                raise UserError(f"{field}.file_name: {prefix} is one file of {kinds[0]} data, not pretraining text")
             return prefix
         for there, missing in ((bin_file, idx_file), (idx_file, bin_file)):
             if there(prefix).is_file():
                 raise UserError(f"{field}.file_name: {there(prefix)} exists, but {missing(prefix)} does not")
+        if not prefix.exists() and (kinds := kinds_at(prefix)):
+            texts = " or ".join(str(path) for path in text_prefixes(prefix))
+            raise UserError(
+                f"{field}.file_name: {prefix} is an output prefix; "
+                + (
+                    f"give the text below it, {texts}"
+                    if texts
+                    else f"below it is {kinds[0]} data, not pretraining text"
+                )
+            )
     return None
