@@ -18,14 +18,27 @@ import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 from benchmarks.ratios import Ratio
 
 STEPS = 21
 
 
-def run(arguments: argparse.Namespace, folder: Path, *options: str) -> float:
-    """Wall-clock seconds per step over steps 10 to 20, the saves between them included."""
+class Cost(NamedTuple):
+    """Seconds per step over steps 10 to 20, the saves between them included: by the clock, and of all processors.
+
+    The second says what saving costs also where other programs take turns with the run.
+    """
+
+    clock: float
+    processors: float
+
+
+def run(arguments: argparse.Namespace, folder: Path, *options: str) -> Cost:
+    """Train once and take the times."""
     out = folder / "run"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train_fsdp2.py"]
@@ -45,15 +58,23 @@ def run(arguments: argparse.Namespace, folder: Path, *options: str) -> float:
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // 2, 1)), "PYTHONUNBUFFERED": "1"}
     # The step times of the log leave saves out; here the clock of this process counts, line by line.
-    moments: dict[int, float] = {}
+    moments: dict[int, Cost] = {}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if " iteration " in line:
-                moments[int(line.split(" iteration ")[1].split("/")[0])] = time.monotonic()
+                step = int(line.split(" iteration ")[1].split("/")[0])
+                moments[step] = Cost(time.monotonic(), _processor_seconds(process.pid))
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed")
-    return (moments[20] - moments[10]) / 10
+    return Cost(*((after - before) / 10 for before, after in zip(moments[10], moments[20], strict=True)))
+
+
+def _processor_seconds(pid: int) -> float:
+    """Of the process and all that it has started and that are alive."""
+    parent = psutil.Process(pid)
+    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def main() -> None:
@@ -64,19 +85,22 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=2)
     arguments = parser.parse_args()
-    values = []
+    pairs = []
     with tempfile.TemporaryDirectory(prefix="save_overhead_") as folder:
         for number in range(arguments.rounds):
             without = run(arguments, Path(folder), "--training.save_steps=0")
             with_saves = run(arguments, Path(folder), "--training.save_steps=10", "--training.save_async=true")
-            values.append(with_saves / without)
+            pairs.append((with_saves, without))
             print(
-                f"{datetime.now():%H:%M} round {number}: {without:.2f} s a step, {with_saves:.2f} s with saves",
+                f"{datetime.now():%H:%M} round {number}: {without.clock:.2f} s a step, {with_saves.clock:.2f} s with "
+                f"saves; processors {without.processors:.2f} s, {with_saves.processors:.2f} s with saves",
                 flush=True,
             )
-    print(
-        Ratio(name="time of a step with a save in the background every 10 steps / without", values=tuple(values)).line()
-    )
+    for name in Cost._fields:
+        values = tuple(getattr(one, name) / getattr(other, name) for one, other in pairs)
+        print(
+            Ratio(name=f"{name}: a step with a save in the background every 10 steps / without", values=values).line()
+        )
 
 
 if __name__ == "__main__":
