@@ -1,0 +1,58 @@
+"""The benchmarks and the accelerator check run as their help says, at toy size. What they measure is not looked at."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import save_model, write_texts
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.torchrun
+
+
+def run(*words: str, timeout: float = 300) -> str:
+    """Standard output of a command in the repository's folder."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy with a tokenizer."""
+    return save_model(tmp_path_factory.mktemp("benchmarks") / "model", "llama")
+
+
+def test_train_step(model: Path) -> None:
+    printed = run("-m", "benchmarks.train_step", "--model", str(model), "--sequence", "32", "--pairs", "1")
+    assert len(re.findall(r"median \d", printed)) == 2, printed
+
+
+def test_peaks(model: Path) -> None:
+    printed = run("-m", "benchmarks.peaks", "--model", str(model), "--sequence", "32", "--steps", "2", "--rounds", "1")
+    assert len(re.findall(r"median \d", printed)) == 5, printed
+
+
+def test_save_overhead(model: Path, tmp_path: Path) -> None:
+    data = write_texts(tmp_path / "data.jsonl", 60)
+    words = ["--model", str(model), "--data", str(data), "--sequence", "32", "--rounds", "1"]
+    assert re.search(r"median \d", run("-m", "benchmarks.save_overhead", *words))
+
+
+def test_accelerator_check_on_the_cpu(tmp_path: Path) -> None:
+    printed = run("scripts/accelerator_check.py", "--ranks", "2", "--out", str(tmp_path / "out"), timeout=500)
+    assert "FAILED" not in printed
+    assert printed.count(": ok: ") >= 5, printed
