@@ -7,7 +7,7 @@ split; the price is that every rank tokenizes all of it. When the data ends it s
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mindspeed_llm.fsdp2.data.sample import Collator, Sample, shifted
 from mindspeed_llm.fsdp2.data.sources import Batch, LoaderOptions
 from mindspeed_llm.tasks.preprocess.chunks import Summary, Work
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
+from mindspeed_llm.tasks.preprocess.mixing import interleaved
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
 
 _LOG = logging.getLogger("mindspeed_llm")
@@ -98,39 +99,10 @@ class RecordStream:
 
     def _mixed(self, random: np.random.RandomState) -> Iterator[_Item]:
         count = len(self._entries)
-        if self._strategy == "concat" or count == 1:
-            return itertools.chain.from_iterable(map(self._records, range(count)))
-        if self._probabilities is None:
-            turns: Iterator[int] = itertools.cycle(range(count))
-        else:
-            shares = np.array(self._probabilities) / sum(self._probabilities)
-            # A generator of its own, so that the mix does not depend on the draws of the shuffle buffer.
-            own = np.random.RandomState(random.randint(1 << 31))
-            turns = iter(lambda: int(own.choice(count, p=shares)), -1)
         opens = [functools.partial(self._records, number) for number in range(count)]
-        return _interleaved(opens, turns, self._strategy)
-
-
-def _interleaved(
-    opens: Sequence[Callable[[], Iterator[_Item]]], turns: Iterator[int], strategy: str
-) -> Iterator[_Item]:
-    """Take from the sources in turn until the first (under) or the last (over) of them is used up."""
-    sources = [open_source() for open_source in opens]
-    ahead = [next(source, None) for source in sources]
-    used_up = {number for number, item in enumerate(ahead) if item is None}
-    if used_up:
-        raise UserError(f"data set number {min(used_up) + 1} of data.dataset holds no records")
-    for number in turns:
-        item = ahead[number]
-        assert item is not None
-        yield item
-        ahead[number] = next(sources[number], None)
-        if ahead[number] is None:
-            used_up.add(number)
-            if strategy == "interleave_under" or len(used_up) == len(opens):
-                return
-            sources[number] = opens[number]()
-            ahead[number] = next(sources[number])
+        names = [entry.name for entry in self._entries]
+        # A seed of its own, so that the mix does not depend on the draws of the shuffle buffer.
+        return interleaved(opens, names, self._strategy, self._probabilities, int(random.randint(1 << 31)))
 
 
 def _shuffled(items: Iterator[Any], size: int, random: np.random.RandomState) -> Iterator[Any]:
