@@ -3,25 +3,26 @@
 A reply begins where the prompt that the model would see ends: the rendering of the messages before it, with the
 generation prompt, when that is a prefix of the whole. It ends where the rendering that has it as the last message
 ends, when that is a prefix of the whole. Templates that write earlier turns in another way once later ones follow
-(those of reasoning models leave the old thoughts out) break one prefix or the other. Then a part of the reply that
-the template copies is exchanged for a mark, once in the whole and once in the conversation that ends with the reply:
+(those of reasoning models leave the old thoughts out) break one prefix or the other. Then the text of a message that
+the template copies is exchanged for a mark, once in the whole and once in the part of the conversation that ends
+there:
 
     whole:       <...>|im_start|>assistant\\nMARK<|im_end|>\\n<|im_start|>user...
     until reply: <...>|im_start|>assistant\\n<think>\\n\\n</think>\\n\\nMARK<|im_end|>\\n
 
-What stands in front of the mark in the whole is where the text of the reply begins, and what follows the mark in the
-second is the reply's end, which must stand behind the mark in the whole too. Nothing is searched for in the text.
+What follows the mark in the part must follow it in the whole too: there the reply ends. In the same way it begins
+where a prompt with a mark in the question ends. Nothing is searched for in the text.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-THOUGHT_FIELDS = ("reasoning_content", "thinking")
-"""Keys of a message that hold its thought."""
 
 Messages = list[dict[str, Any]]
 Render = Callable[..., str]
 """render(messages, generation_prompt=False, defaults=False) -> text; `defaults` leaves out the user's variables."""
+
+THOUGHT_FIELDS = ("reasoning_content", "thinking")
+"""Keys of a message that hold its thought."""
 
 # Words that no conversation holds. Two of them: what surrounds a mark must not depend on which it is.
 MARKS = ("Mark7Qz1wXy", "OtherMark4Kv9")
@@ -32,23 +33,24 @@ def reply_span(render: Render, text: str, messages: Messages, index: int) -> tup
 
     The span is what the model writes: the reply and its end marker. None where it cannot be proven.
     """
-    begin = _prompt_end(render, text, messages, index)
-    until_reply = text if index == len(messages) - 1 else render(messages[: index + 1])
-    end = len(until_reply) if text.startswith(until_reply) else None
-    if begin is None:
-        begin = _content_begin(render, text, messages, index)
-    if end is None:
-        end = _marked_end(render, text, messages, index)
+    begin = _begin(render, text, messages, index)
+    end = _end(render, text, messages, index)
     return (begin, end) if begin is not None and end is not None and begin <= end else None
 
 
-def _prompt_end(render: Render, text: str, messages: Messages, index: int) -> int | None:
+def _begin(render: Render, text: str, messages: Messages, index: int) -> int | None:
     # Variables such as enable_thinking may change the prompt for the next reply, and not how replies are shown.
     for defaults in (False, True):
-        prompt = render(messages[:index], generation_prompt=True, defaults=defaults)
-        if text.startswith(prompt):
-            return len(prompt)
-    return None
+        found = _where_part_ends(
+            render,
+            text,
+            messages,
+            index - 1,
+            lambda some, defaults=defaults: render(some[:index], generation_prompt=True, defaults=defaults),
+        )
+        if found is not None:
+            return found
+    return _content_begin(render, text, messages, index)
 
 
 def _content_begin(render: Render, text: str, messages: Messages, index: int) -> int | None:
@@ -57,54 +59,56 @@ def _content_begin(render: Render, text: str, messages: Messages, index: int) ->
     A thought in a field of its own would stand in front of the text: where it is shown, nothing is proven.
     """
     reply = messages[index]
-    shown = {**reply, **{key: MARKS[0] for key in THOUGHT_FIELDS if key in reply}}
-    if not reply.get("content") or MARKS[0] in render([*messages[:index], shown, *messages[index + 1 :]]):
+    if not reply.get("content"):
         return None
-    around = _around(render, messages, index, _with_content)
+    marked = {**reply, **{key: MARKS[0] for key in THOUGHT_FIELDS if key in reply}}
+    if MARKS[0] in render(_exchanged(messages, index, marked)):
+        return None
+    around = _around(render, messages, index)
     return len(around[0]) if around is not None and _fits(text, *around) else None
 
 
-def _marked_end(render: Render, text: str, messages: Messages, index: int) -> int | None:
-    for mark in _ways_to_mark(messages[index]):
-        around = _around(render, messages, index, mark)
-        alone = _around(render, messages[: index + 1], index, mark)
-        if around is None or alone is None or not _fits(text, *around):
-            continue
-        rest, end_marker = around[1], alone[1]
-        if rest.startswith(end_marker):
-            return len(text) - len(rest) + len(end_marker)
-    return None
+def _end(render: Render, text: str, messages: Messages, index: int) -> int | None:
+    if index == len(messages) - 1:
+        return len(text)
+    return _where_part_ends(render, text, messages, index, lambda some: render(some[: index + 1]))
 
 
-Marking = Callable[[dict[str, Any], str], dict[str, Any]]
+def _where_part_ends(
+    render: Render, text: str, messages: Messages, index: int, render_part: Callable[[Messages], str]
+) -> int | None:
+    """Where the rendering of the first messages, the last of which is `index`, ends in the text of all."""
+    part = render_part(messages)
+    if text.startswith(part):
+        return len(part)
+    in_whole, in_part = _around(render, messages, index), _around(render_part, messages, index)
+    if in_whole is None or in_part is None or not _fits(text, *in_whole):
+        return None
+    rest, part_end = in_whole[1], in_part[1]
+    return len(text) - len(rest) + len(part_end) if rest.startswith(part_end) else None
 
 
-def _ways_to_mark(reply: dict[str, Any]) -> Iterator[Marking]:
-    if reply.get("tool_calls"):
-        yield _with_call_name
-    elif reply.get("content"):
-        yield _with_content
-
-
-def _with_content(reply: dict[str, Any], mark: str) -> dict[str, Any]:
-    return {**reply, "content": mark}
-
-
-def _with_call_name(reply: dict[str, Any], mark: str) -> dict[str, Any]:
-    *calls, last = reply["tool_calls"]
-    return {**reply, "tool_calls": [*calls, {**last, "function": {**last["function"], "name": mark}}]}
-
-
-def _around(render: Render, messages: Messages, index: int, mark_reply: Marking) -> tuple[str, str] | None:
-    """Text (in front, behind) of a mark in the reply; None where the template does not copy that part once."""
+def _around(render: Callable[[Messages], str], messages: Messages, index: int) -> tuple[str, str] | None:
+    """Text (in front, behind) of a mark in the message; None where the template does not copy that part just once."""
     found = []
     for mark in MARKS:
-        marked = [*messages[:index], mark_reply(messages[index], mark), *messages[index + 1 :]]
-        parts = render(marked).split(mark)
+        parts = render(_exchanged(messages, index, _marked(messages[index], mark))).split(mark)
         if len(parts) != 2:
             return None
         found.append((parts[0], parts[1]))
     return found[0] if found[0] == found[1] else None
+
+
+def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The message with a mark in the last part of it that a template copies: the name of its last call, or its text."""
+    if not message.get("tool_calls"):
+        return {**message, "content": mark}
+    *calls, last = message["tool_calls"]
+    return {**message, "tool_calls": [*calls, {**last, "function": {**last["function"], "name": mark}}]}
+
+
+def _exchanged(messages: Messages, index: int, message: dict[str, Any]) -> Messages:
+    return [*messages[:index], message, *messages[index + 1 :]]
 
 
 def _fits(text: str, front: str, back: str) -> bool:
