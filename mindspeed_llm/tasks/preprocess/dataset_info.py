@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.readers import data_files, json_problem
+from mindspeed_llm.tasks.preprocess.json_stream import json_problem
+from mindspeed_llm.tasks.preprocess.readers import data_files
 from mindspeed_llm.tasks.preprocess.records import FORMATS, RecordLayout
 
 INFO_FILE = "dataset_info.json"

@@ -7,7 +7,8 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.handlers import Handler
-from mindspeed_llm.tasks.preprocess.readers import Record, json_problem
+from mindspeed_llm.tasks.preprocess.json_stream import json_problem
+from mindspeed_llm.tasks.preprocess.readers import Record
 
 Names = dict[str, str | None]
 """Role of a column (or a tag) -> its name in the records, None where it is switched off."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.readers import json_problem
+from mindspeed_llm.tasks.preprocess.json_stream import json_problem
 
 
 @dataclass(frozen=True)
