@@ -76,15 +76,10 @@ def _check_manager(config: Config) -> None:
 
 def _check_split(config: Config) -> None:
     try:
-        weights = config.data.split_weights
-    except ValueError:
-        weights = (-1.0, 0.0, 0.0)
-    if min(weights) < 0 or not weights[0] < float("inf"):
-        raise UserError(
-            f"data.split = {config.data.split!r} is not a list of up to three numbers from 0 on, such as 95,5,0 "
-            "(training, evaluation, test)"
-        )
-    if weights[0] == 0:
+        first, _, _ = config.data.split_weights
+    except UserError as error:
+        raise UserError(f"data.{error}") from error
+    if first == 0:
         raise UserError(f"data.split = {config.data.split!r} leaves nothing for training; its first number must be > 0")
 
 

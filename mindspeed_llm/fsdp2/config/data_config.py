@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindspeed_llm.fsdp2.config.types import NonNegativeFloat, PositiveInt, comma_list
+from mindspeed_llm.tasks.preprocess.splits import parse_split
 
 # A record of attributes ({"file_name": ...}), names registered in dataset_info.json (comma separated or as a list).
 DatasetChoice = dict[str, Any] | str | list[str]
@@ -130,12 +131,8 @@ class DataConfig:
 
     @property
     def split_weights(self) -> tuple[float, float, float]:
-        """The three numbers of `split`; missing ones are 0. ValueError where they are no numbers."""
-        weights = [float(item) for item in comma_list(self.split)]
-        if len(weights) > 3:
-            raise ValueError("more than three numbers")
-        first, second, third = weights + [0.0] * (3 - len(weights))
-        return first, second, third
+        """The three numbers of `split`; missing ones are 0. Raises UserError where they are no numbers from 0 on."""
+        return parse_split(self.split)
 
 
 def dataset_names(choice: DatasetChoice | None) -> list[str]:

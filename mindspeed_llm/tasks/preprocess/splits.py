@@ -3,8 +3,6 @@
 import itertools
 import math
 
-import numpy as np
-
 from mindspeed_llm.errors import UserError
 
 NUM_SPLITS = 3
@@ -21,7 +19,8 @@ def parse_split(split: str) -> tuple[float, float, float]:
         numbers = [-1.0]
     if len(numbers) > NUM_SPLITS or not all(0 <= number < math.inf for number in numbers):
         raise UserError(
-            f"split {split!r} is not a list of up to three numbers from 0 on, such as 98,1,1 (train, valid, test)"
+            f"split = {split!r} is not a list of up to three numbers from 0 on, such as 95,5,0 (training, evaluation, "
+            "test)"
         )
     first, second, third = numbers + [0.0] * (NUM_SPLITS - len(numbers))
     return first, second, third
@@ -33,9 +32,11 @@ def split_documents(num_documents: int, split: str) -> list[range]:
     The edges are those of megatron-core: shares are added up in double precision, and their product with the number of
     documents is rounded to the nearest whole number, halves to even ones. Raises UserError where all shares are 0.
     """
-    shares = np.array(parse_split(split))
-    if not shares.any():
-        raise UserError(f"split {split!r} gives every part 0; at least one number must be larger")
-    bounds = [0.0, *np.cumsum(shares / shares.sum()).tolist()]
+    first, second, third = parse_split(split)
+    # Not `sum`, which Python rounds otherwise from 3.12 on.
+    total = first + second + third
+    if total == 0:
+        raise UserError(f"split = {split!r} gives every part 0; at least one number must be larger")
+    bounds = itertools.accumulate([0.0, first / total, second / total, third / total])
     edges = [round(bound * float(num_documents)) for bound in bounds]
     return [range(start, stop) for start, stop in itertools.pairwise(edges)]

@@ -1,6 +1,5 @@
 """Split strings against megatron-core's split matrix."""
 
-import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
@@ -41,7 +40,7 @@ def test_by_hand():
     assert [list(part) for part in parts] == [list(range(8)), [8], [9]]
     assert [len(part) for part in split_documents(7, "1,1")] == [4, 3, 0]
     assert parse_split("969, 30") == (969.0, 30.0, 0.0)
-    assert np.sum([len(part) for part in split_documents(2**31 - 5, "98,1,1")]) == 2**31 - 5
+    assert sum(len(part) for part in split_documents(2**31 - 5, "98,1,1")) == 2**31 - 5
 
 
 @pytest.mark.parametrize("split", ["", "a,b", "1,2,3,4", "98,-1,3", "inf,1", "nan", "98/1/1", "1,,2"])
