@@ -122,23 +122,30 @@ class Arguments:
     enable_thinking: str = _flag(
         "records",
         "none",
-        "templates of reasoning models: true puts an empty thought in front of replies without one, false removes "
-        "thoughts, none keeps replies as they are.",
+        "templates of reasoning models: true trains on thoughts, also on the empty ones that a template writes where "
+        "a reply has none; false removes thoughts; none keeps them (deepseek4: removes them), with empty ones in the "
+        "prompt.",
         values=("true", "false", "none"),
     )
     drop_thinking: str = _flag(
         "records",
         "true",
-        "template deepseek4: leave out the thoughts of earlier turns, where no tools are given.",
+        "templates qwen3, glm4_moe, bailing_mini, gpt_oss and deepseek4: leave out the thoughts of earlier turns, as "
+        "these models expect it (deepseek4: where no tools are given).",
         values=("true", "false"),
     )
     reasoning_effort: str | None = _flag(
         "records",
         None,
-        "template deepseek4, with --enable-thinking true: max puts the text that asks for it in front.",
+        "how much the model is told to think, with --enable-thinking true: max (template deepseek4) or high (gpt_oss, "
+        "which is medium without the flag; deepseek4 says nothing for it).",
         values=("max", "high"),
     )
-    mask_history: bool = _flag("records", False, "loss on the last reply of a conversation only.")
+    mask_history: bool = _flag(
+        "records",
+        False,
+        "loss on the last reply of a conversation only (instruction handlers; pairs always have it there).",
+    )
     seq_length: int | None = _flag(
         "records",
         None,
@@ -211,7 +218,7 @@ class Arguments:
     output_prefix: str | None = _flag(
         "output",
         None,
-        "begin of the names of the files that are written; the folder is made where it is missing.",
+        "beginning of the names of the files that are written; the folder is made where it is missing.",
         metavar="PREFIX",
     )
     overwrite_cache: bool = _flag(
@@ -220,7 +227,7 @@ class Arguments:
     dataset_impl: str = _flag("output", "mmap", "format of the output.", values=("mmap",))
 
     # Run
-    workers: int = _flag("runtime", 1, "number of processes that tokenize.", metavar="N", at_least=1)
+    workers: int = _flag("runtime", 1, "number of threads or processes that tokenize.", metavar="N", at_least=1)
     n_subs: int = _flag(
         "runtime",
         1,

@@ -21,9 +21,6 @@ class _UsedBy:
 
 _PRETRAIN = _UsedBy("pretraining handlers", lambda handler: handler.kind == "pretrain")
 _WITH_TEMPLATE = _UsedBy("handlers that take a template", lambda handler: handler.takes_prompt_type)
-_WITH_CONVERSATIONS = _UsedBy(
-    "instruction and pairwise handlers", lambda handler: handler.kind in ("instruction", "pairwise")
-)
 _INSTRUCTION = _UsedBy("instruction handlers", lambda handler: handler.kind == "instruction")
 _DATASET_INFO = _UsedBy("handlers that read dataset_info.json", lambda handler: not handler.formatting)
 
@@ -38,7 +35,7 @@ USED_BY: dict[str, _UsedBy] = {
     "enable_thinking": _WITH_TEMPLATE,
     "drop_thinking": _WITH_TEMPLATE,
     "reasoning_effort": _WITH_TEMPLATE,
-    "mask_history": _WITH_CONVERSATIONS,
+    "mask_history": _INSTRUCTION,
     "pack": _INSTRUCTION,
     "neat_pack": _INSTRUCTION,
     "pad_to_multiple_of": _PRETRAIN,
