@@ -11,21 +11,24 @@ from tests.support.tokenizers import byte_tokenizer
 
 
 def build_and_read(folder: str, data: dict, training: dict) -> dict:
-    """Build the data on every rank; returns how often this rank tokenized, and its rows of the first step."""
+    """Build the data on every rank; returns how often this rank tokenized and built an index of samples, and its rows
+    of the first step."""
     from mindspeed_llm.fsdp2.data import lf_manager, mg_manager
+    from mindspeed_llm.tasks.preprocess.pretrain_samples import SampleIndex
 
     calls: collections.Counter = collections.Counter()
-    originals = {module: module.tokenize_files for module in (lf_manager, mg_manager)}
+    watched = [(lf_manager, "tokenize_files"), (mg_manager, "tokenize_files"), (SampleIndex, "build")]
+    originals = {place: getattr(*place) for place in watched}
 
-    def counting(module):
-        def tokenize_files(*args, **kwargs):
-            calls["tokenized"] += 1
-            return originals[module](*args, **kwargs)
+    def counting(place):
+        def call(*args, **kwargs):
+            calls[place[1]] += 1
+            return originals[place](*args, **kwargs)
 
-        return tokenize_files
+        return call
 
-    for module in originals:
-        module.tokenize_files = counting(module)
+    for place in watched:
+        setattr(*place, counting(place))
     try:
         bundle = build(
             make_config(Path(folder), data, **training),
@@ -36,9 +39,14 @@ def build_and_read(folder: str, data: dict, training: dict) -> dict:
     except UserError as error:
         return {"error": str(error)}
     finally:
-        for module, original in originals.items():
-            module.tokenize_files = original
+        for place, original in originals.items():
+            setattr(*place, original)
     # The store that ranks wait on lives with rank 0, which must not leave first.
     dist.barrier()
     rows = [ids for batch in next(bundle.train.micro_batches()) for ids, _ in rows_of(batch)]
-    return {"tokenized": calls["tokenized"], "rows": rows, "num_samples": bundle.num_samples}
+    return {
+        "tokenized": calls["tokenize_files"],
+        "indexed": calls["build"],
+        "rows": rows,
+        "num_samples": bundle.num_samples,
+    }

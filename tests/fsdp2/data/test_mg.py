@@ -2,6 +2,7 @@
 
 import collections
 import logging
+import shutil
 
 import numpy as np
 import pytest
@@ -118,6 +119,31 @@ def test_indexed_files_and_weights(tmp_path, text):
     assert shares([0.9, one, 0.1, two]) == 0.9
     assert shares([one, two]) == shares(f"{one},{two}") == 0.25  # by number of tokens
     assert shares([0.001, one, 0.999, two]) == 0.005  # the rule takes the first data set at once
+
+
+def test_the_index_lies_beside_the_data_or_in_the_output(tmp_path, text):
+    one = _indexed(tmp_path / "data" / "one_text_document", 1, 10)
+    two = _indexed(tmp_path / "data" / "two_text_document", 2, 30)
+    text["dataset"] = {"file_name": [one, two]}
+    rows = _rows(build(_config(tmp_path, text, max_steps=20), byte_tokenizer()))
+    beside = tmp_path / "data" / "cache"
+    assert len(list(beside.glob("*.json"))) == 3 and not (tmp_path / "output").exists()
+    # Another run, of another output, takes it up.
+    stamps = {file: file.stat().st_mtime_ns for file in beside.iterdir()}
+    assert _rows(build(_config(tmp_path / "other", text, max_steps=20), byte_tokenizer())) == rows
+    assert {file: file.stat().st_mtime_ns for file in beside.iterdir()} == stamps
+    # Data that cannot be written to.
+    shutil.rmtree(beside)
+    beside.write_text("in the way")
+    assert _rows(build(_config(tmp_path, text, max_steps=20), byte_tokenizer())) == rows
+    assert len(list((tmp_path / "output" / "dataset_cache").glob("*.json"))) == 3
+
+
+def test_files_of_weight_zero_are_left_out(tmp_path, text):
+    one, two = _indexed(tmp_path / "one", 1, 10), _indexed(tmp_path / "two", 2, 30)
+    text["dataset"] = {"file_name": [0, one, 0.5, two]}
+    bundle = build(_config(tmp_path, text, num_train_epochs=1), byte_tokenizer())
+    assert {ids[0] for ids, _, _ in _rows(bundle)} == {2} and bundle.num_samples == (30 * 50 - 1) // 16
 
 
 def test_several_text_files_are_one(tmp_path, text):

@@ -20,6 +20,7 @@ def test_one_rank_prepares_and_all_read(tmp_path, rank_pool, manager):
     data, training = _data(tmp_path, manager)
     results = rank_pool.run(RUN, ranks=2, folder=str(tmp_path), data=data, training=training)
     assert [result["tokenized"] for result in results] == [1, 0]
+    assert [result["indexed"] for result in results] == [int(manager == "mg"), 0]
     assert results[0]["num_samples"] == results[1]["num_samples"]
     rows = [tuple(row) for result in results for row in result["rows"]]
     assert len(set(rows)) == len(rows) == 4
