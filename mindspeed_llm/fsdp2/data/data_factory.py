@@ -33,7 +33,8 @@ class DataFactory:
     """Builds the data of a run from its configuration and tokenizer.
 
     Prepared data is kept in `<training.output_dir>/dataset_cache`, under names that change with the input files, the
-    options and the tokenizer.
+    options and the tokenizer. The sample index of indexed files lies beside these, in `cache`, where that can be
+    written.
     """
 
     def __init__(self, config: Config, tokenizer: Any) -> None:
