@@ -41,13 +41,11 @@ def reply_span(render: Render, text: str, messages: Messages, index: int) -> tup
 def _begin(render: Render, text: str, messages: Messages, index: int) -> int | None:
     # Variables such as enable_thinking may change the prompt for the next reply, and not how replies are shown.
     for defaults in (False, True):
-        found = _where_part_ends(
-            render,
-            text,
-            messages,
-            index - 1,
-            lambda some, defaults=defaults: render(some[:index], generation_prompt=True, defaults=defaults),
-        )
+
+        def render_prompt(some: Messages, defaults: bool = defaults) -> str:
+            return render(some[:index], generation_prompt=True, defaults=defaults)
+
+        found = _where_part_ends(render, text, messages, index - 1, render_prompt)
         if found is not None:
             return found
     return _content_begin(render, text, messages, index)

@@ -172,7 +172,10 @@ _CLASSES: dict[str | None, dict[str, Any]] = {
 }
 """`template_class` of an entry -> what it sets; the reasoning and own-layout classes are read in `_parse`."""
 
-_LAYOUTS = {"HarmonyTemplate": "harmony", "DeepSeek4Template": "deepseek4"}
+_LAYOUTS: dict[str | None, Literal["harmony", "deepseek4"]] = {
+    "HarmonyTemplate": "harmony",
+    "DeepSeek4Template": "deepseek4",
+}
 
 _KEYS = {
     "name",
