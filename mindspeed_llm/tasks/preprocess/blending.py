@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.index_cache import HoldsMaps
 
 # Numbers that one step of `blend_order` works on, and the fewest steps of a stretch.
 _WIDTH = 1 << 15
@@ -38,7 +39,7 @@ class Chain:
         return self._parts[part][index - (int(self._ends[part - 1]) if part else 0)]
 
 
-class Blend:
+class Blend(HoldsMaps):
     """Several row sets blended: `which[i]` is the set and `sample[i]` its row at place i."""
 
     def __init__(self, parts: Sequence[Rows], which: np.ndarray, sample: np.ndarray) -> None:

@@ -40,6 +40,30 @@ def build_here(exists: Callable[[], bool], build: Callable[[], None]) -> None:
         build()
 
 
+class HoldsMaps:
+    """Base of classes whose attributes may be whole arrays of the cache: other processes get these as names of files
+    and map them themselves, where copies would take the index's size in memory for each."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: _MappedFile(value.filename) if isinstance(value, np.memmap) else value
+            for name, value in vars(self).items()
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            self.__dict__[name] = _map(value.name) if isinstance(value, _MappedFile) else value
+
+
+@dataclass(frozen=True)
+class _MappedFile:
+    name: str
+
+
+def _map(file: str | Path) -> np.memmap:
+    return np.load(file, mmap_mode="r", allow_pickle=False)
+
+
 @dataclass(frozen=True)
 class IndexRequest:
     """An index: the beginning of its file names, the data set it belongs to, all that decides its content, and how it
@@ -183,7 +207,7 @@ def _load(description: Path) -> Arrays:
         file = _array_file(description, name)
         if _checksum(file) != fact["xxh3"]:
             raise ValueError(f"{file.name} is not what was written")
-        arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
+        arrays[name] = _map(file)
     return arrays
 
 

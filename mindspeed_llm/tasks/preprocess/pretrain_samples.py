@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindspeed_llm.tasks.preprocess.index_cache import HoldsMaps
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 
 _SEPARATE_LAST_EPOCH_BELOW = 0.80
@@ -33,7 +34,7 @@ def count_tokens(lengths: np.ndarray, documents: range) -> int:
 
 
 @dataclass(frozen=True)
-class SampleIndex:
+class SampleIndex(HoldsMaps):
     """`documents`: document at each place of the concatenation; `starts` [N + 1, 2]: place and offset where each sample
     starts; `shuffle` [N]: the order in which samples are given out."""
 

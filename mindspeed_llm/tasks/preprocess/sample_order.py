@@ -14,7 +14,7 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.blending import blend_order
-from mindspeed_llm.tasks.preprocess.index_cache import Arrays, IndexCache, IndexRequest, index_identity
+from mindspeed_llm.tasks.preprocess.index_cache import Arrays, HoldsMaps, IndexCache, IndexRequest, index_identity
 from mindspeed_llm.tasks.preprocess.sample_sets import SampleSet
 
 
@@ -37,7 +37,7 @@ class SampleOrder:
     fill_up_to: int = 1
 
 
-class OrderedSamples:
+class OrderedSamples(HoldsMaps):
     """Rows of one or several sets in the order of training; the last `num_fillers` are the first ones again."""
 
     def __init__(self, sets: Sequence[SampleSet], which: np.ndarray, sample: np.ndarray, num_fillers: int) -> None:

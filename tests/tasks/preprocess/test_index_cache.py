@@ -4,6 +4,9 @@ import errno
 import logging
 import multiprocessing
 import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +156,15 @@ def test_processes_that_know_nothing_of_each_other(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
 
+def test_other_processes_map_the_index_themselves(tmp_path):
+    sources = [PretrainSource(corpus(tmp_path / name, [100] * 500), range(500)) for name in "ab"]
+    rows = pretrain_samples(sources, None, None, PretrainLayout(sequence_length=8, seed=1), IndexCache())
+    sent = pickle.dumps(rows)
+    assert len(sent) < 2000
+    copy = pickle.loads(sent)
+    assert len(copy) == len(rows) and all(np.array_equal(copy[i], rows[i]) for i in range(0, len(rows), 100))
+
+
 LENGTHS = [40, 3, 17, 90, 8, 61]
 
 
@@ -209,3 +221,12 @@ def test_everything_that_decides_an_index_is_in_its_name(tmp_path):
     # The type of the ids alone changes the size of the data.
     one, two = corpus(tmp_path / "b", LENGTHS), corpus(tmp_path / "c", LENGTHS, dtype=np.uint16)
     assert index_identity(one) == index_identity(IndexedReader(tmp_path / "a")) != index_identity(two)
+
+
+def test_the_reading_side_imports_no_backend():
+    modules = ("pretrain_inputs", "pretrain_blend", "sample_order", "index_cache")
+    code = "import sys\n" + "".join(f"import mindspeed_llm.tasks.preprocess.{module}\n" for module in modules)
+    code += "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'megatron', 'transformers'}))\n"
+    code += "print('mindspeed_llm.fsdp2' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split("\n")[:2] == ["[]", "False"]
