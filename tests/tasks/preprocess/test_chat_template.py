@@ -6,6 +6,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions, build_sample
+from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 from tests.support.tokenizers import CHATML_TEMPLATE, chatml_tokenizer
 
 # As the templates of reasoning models write it, in small: thoughts and empty thoughts after the last question only.
@@ -210,3 +211,49 @@ def test_batches_pairs_and_prompts():
         (turn,) = turns
         assert turn.source == renderer.prompt_ids(prompt)
         assert tokenizer.decode(turn.target) == f"{reply}<|im_end|>\n"
+
+
+@pytest.mark.parametrize("template", [CHATML_TEMPLATE, THINKING], ids=["chatml", "thinking"])
+def test_tokenizers_without_offsets_give_the_same_turns(template):
+    tokenizer = as_tokenizer(chatml_tokenizer(chat_template=template))
+    with_offsets = ChatTemplateRenderer(tokenizer).turns(Conversation(MESSAGES, system="S"))
+    tokenizer.is_fast = False
+    assert ChatTemplateRenderer(tokenizer).turns(Conversation(MESSAGES, system="S")) == with_offsets
+
+
+def test_results_carry_the_name_and_id_of_their_call():
+    template = CHATML_TEMPLATE.replace("\n{{", "\n{{ message.name }}/{{ message.tool_call_id }} {{", 1) + (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    calls = '[{"id": "1", "name": "f", "arguments": {}}, {"id": "2", "name": "g", "arguments": {}}]'
+    results = [Message("observation", "x", call_id="2"), Message("observation", "y")]
+    conversation = Conversation([MESSAGES[0], Message("function", calls), *results, MESSAGES[3]])
+    tokenizer = chatml_tokenizer(chat_template=template)
+    (turn,) = ChatTemplateRenderer(tokenizer, last_only=True).turns(conversation)
+    text = tokenizer.decode(turn.source)
+    assert "<|im_start|>tool\ng/2 x<|im_end|>" in text and "<|im_start|>tool\ng/2 y<|im_end|>" in text
+
+
+def test_calls_beyond_those_that_a_template_shows_are_an_error():
+    """Some templates write one call for a reply: the others would be lost unseen, though their tools are listed."""
+    template = (
+        "{% for t in tools %}{{ t.function.name }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=template))
+    tools = '[{"name": "f"}, {"name": "g"}]'
+    calls = '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'
+    with pytest.raises(UserError, match="leaves out the tool 'g', since it knows no tools, or fewer calls at once"):
+        renderer.turns(Conversation([MESSAGES[0], Message("function", calls)], tools=tools))
+
+
+def test_flags_of_replies_that_a_template_marks_in_parts():
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}a{% endgeneration %}|"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=template))
+    assert len([turn for turn in renderer.turns(Conversation(MESSAGES)) if turn.target]) == 4
+    without = [MESSAGES[0], Message("assistant", "x", loss=False), *MESSAGES[2:]]
+    with pytest.raises(UserError, match="marks 4 spans as replies, but the conversation has 2"):
+        renderer.turns(Conversation(without))
