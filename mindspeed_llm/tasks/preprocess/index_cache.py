@@ -46,7 +46,7 @@ class HoldsMaps:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            name: _MappedFile(value.filename) if isinstance(value, np.memmap) else value
+            name: _MappedFile(str(value.filename)) if isinstance(value, np.memmap) else value
             for name, value in vars(self).items()
         }
 
@@ -188,7 +188,9 @@ def _save(description: Path, key: Mapping[str, Any], arrays: Arrays) -> None:
             with temporary.open("wb") as stream:
                 np.save(stream, array, allow_pickle=False)
             facts[name] = {"shape": list(array.shape), "dtype": array.dtype.str, "xxh3": _checksum(temporary)}
-            temporary.replace(file)
+            # Where another node has just written the same, its processes may have mapped it: it stays.
+            if not (file.is_file() and _checksum(file) == facts[name]["xxh3"]):
+                temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
     temporary = temporary_name(description)

@@ -11,6 +11,7 @@ Where megatron-core fails, this does not: files of weight 0 are left out, a blen
 than are laid out, and files without a sample are left out of a blend without weights.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -160,7 +161,7 @@ def _rows(
                 "extra_token": layout.extra_token,
                 "seed": layout.seed,
             },
-            lambda source=source, number=number: _build(source, number, layout),
+            functools.partial(_build, source, number, layout),
         )
         for source, number in zip(sources, wanted, strict=True)
     ]

@@ -138,6 +138,15 @@ def test_one_process_builds_for_the_others(tmp_path):
         IndexCache(build_once=lambda exists, build: None).arrays([_Request(tmp_path, key=3).request])
 
 
+def test_what_another_node_has_written_and_mapped_stays(tmp_path):
+    request = _Request(tmp_path)
+    IndexCache().arrays([request.request])
+    before = {file.name: file.stat().st_ino for file in (tmp_path / "cache").glob("*.npy")}
+    IndexCache(build_once=lambda exists, build: build()).arrays([request.request])
+    assert request.built == 2
+    assert {file.name: file.stat().st_ino for file in (tmp_path / "cache").glob("*.npy")} == before
+
+
 def _build_in_process(folder, start, results):
     start.wait()
     results.put(_same(IndexCache().arrays([_Request(folder).request])[0]))
