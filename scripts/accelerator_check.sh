@@ -14,9 +14,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=scripts/common.sh
 . scripts/common.sh
 here=0
-if [ "${1:-}" = --here ]; then
+case "${1:-}" in
+--here)
     here=1
     shift
-fi
+    ;;
+-h | --help)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' scripts/accelerator_check.sh
+    exit 0
+    ;;
+esac
 setup_environment "$here" ""
 exec "$PY" scripts/accelerator_check.py "$@"

@@ -102,7 +102,7 @@ setup_environment() {
     kind=$(machine_kind)
     say "setting up $PY ($kind)"
     install_torch "$kind" || die "installing torch failed; pip's message stands above"
-    "$PY" -m pip install --quiet --editable "${REPOSITORY}[$extras]" ||
+    "$PY" -m pip install --quiet --editable "$REPOSITORY${extras:+[$extras]}" ||
         die "installing the dependencies failed; pip's message stands above"
     case ",$extras," in
     *,demo,*)

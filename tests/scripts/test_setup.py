@@ -61,7 +61,7 @@ class Environment:
             "PIP_LOG": str(self.log),
             **environment,
         }
-        script = f"set -euo pipefail; . {ROOT}/scripts/common.sh; setup_environment 0 {extras}"
+        script = f"set -euo pipefail; . {ROOT}/scripts/common.sh; setup_environment 0 '{extras}'"
         result = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, timeout=60)
         calls = [line.replace(str(ROOT), "ROOT") for line in self.log.read_text().splitlines()]
         return result.returncode, [call for call in calls if not call.startswith("show")], result.stderr
@@ -87,6 +87,8 @@ def test_cpu_build_once_then_nothing(environment: Environment) -> None:
     # Other extras are another job; torch is there by now.
     code, calls, _ = environment.setup("dev,demo")
     assert (code, calls) == (0, ["install --quiet --editable ROOT[dev,demo]", WEIGHTS])
+    code, calls, _ = environment.setup("")
+    assert (code, calls) == (0, ["install --quiet --editable ROOT"])
 
 
 def test_general_build_where_the_index_has_no_cpu_build(environment: Environment) -> None:

@@ -75,8 +75,9 @@ def test_wrong_usage(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("script", ["scripts/quickstart.sh", "scripts/soak.sh", "scripts/test.sh"])
-def test_help(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["accelerator_check", "quickstart", "soak", "test"])
+def test_help(name: str, tmp_path: Path) -> None:
+    script = f"scripts/{name}.sh"
     result = run(script, "--help", cwd=tmp_path)
     assert result.returncode == 0
     assert f"bash {script}" in result.stdout
