@@ -6,17 +6,16 @@ answered at once.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from mindspeed_llm.observability.log import get_logger, setup_logging
+from mindspeed_llm.tasks.preprocess.command import signals
 from mindspeed_llm.tasks.preprocess.command.arguments import Arguments
 from mindspeed_llm.tasks.preprocess.command.checks import check_mode, notices
 from mindspeed_llm.tasks.preprocess.command.parser import parse
+from mindspeed_llm.tasks.preprocess.command.signals import Terminated
 
 _LOG = get_logger(__name__)
 
@@ -33,20 +32,27 @@ def main(argv: Sequence[str]) -> int:
     setup_logging()
     for notice in notices(arguments):
         _LOG.info(notice)
-    # A job that is told to end leaves nothing behind, as one that is interrupted with Ctrl-C.
-    signal.signal(signal.SIGTERM, _end)
+    signals.listen()
+    try:
+        try:
+            _dispatch(arguments)
+        except Exception:
+            # An end that was asked for has consequences elsewhere (workers that are gone), which are not the reason.
+            signals.raise_received()
+            raise
+    except Terminated:
+        print("ended by SIGTERM", file=sys.stderr, flush=True)
+        raise
+    return 0
+
+
+def _dispatch(arguments: Arguments) -> None:
     if arguments.inspect is not None:
         _inspect(arguments)
     elif arguments.merge_group_keys:
         _merge(arguments)
     else:
         _preprocess(arguments)
-    return 0
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    print("ended by SIGTERM", file=sys.stderr, flush=True)
-    sys.exit(128 + number)
 
 
 def _preprocess(arguments: Arguments) -> None:

@@ -17,7 +17,8 @@ def read_content(prefix: Path) -> dict[str, Any]:
         content = json.loads(summary_file(prefix).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) and "options" in content else {}
+    ours = isinstance(content, dict) and {"format", "options", "inputs", "files"} <= content.keys()
+    return content if ours else {}
 
 
 def missing_files(prefix: Path, content: Mapping[str, Any]) -> list[str]:

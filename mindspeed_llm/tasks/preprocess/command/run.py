@@ -13,6 +13,7 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
+from mindspeed_llm.tasks.preprocess.command import signals
 from mindspeed_llm.tasks.preprocess.command.identity import InputFile, hash_of, identify, inputs_hash
 from mindspeed_llm.tasks.preprocess.command.job import FORMAT, Job
 from mindspeed_llm.tasks.preprocess.command.packs import write_packs
@@ -64,6 +65,7 @@ def run(job: Job) -> None:
                 join([folder / key for folder in folders], workspace.folder / f"whole_{key}")
         content = _content(job, files, made) | content | asdict(summary) | {"seconds": time.monotonic() - start}
         write_json(workspace.folder / "summary.json", content)
+        signals.raise_received()
         publish(job.prefix, made, workspace.folder / "summary.json", stale=_stale(job, earlier))
         workspace.keep = False
     _LOG.info("%s: done in %.1f s", job.prefix, content["seconds"])
@@ -100,6 +102,7 @@ def _work(job: Job, workspace: Workspace, files: Sequence[InputFile]) -> list[Su
     parts: list[Summary] = []
     if arguments.n_subs > 1 and files and workspace.note() == note:
         parts = finished_parts(workspace.folder, keys)
+        workspace.keep = bool(parts)
     if not parts:
         workspace.begin(note)
     total = job.inputs.estimate(files)
@@ -137,7 +140,11 @@ def _chunks(job: Job, skip: int, part_size: int | None) -> Iterator[Chunk]:
 
 
 def _showing(chunks: Iterator[Chunk], done: Summary, progress: Progress) -> Iterator[Chunk]:
-    for chunk in chunks:
+    with signals.deferred():
+        # The first one starts the processes that make them.
+        first = list(itertools.islice(chunks, 1))
+    for chunk in itertools.chain(first, chunks):
+        signals.raise_received()
         done.add(chunk)
         progress.update(done)
         yield chunk
