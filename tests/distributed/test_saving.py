@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from tests.distributed.test_resume import ROW, Workplace, ends
+from tests.support.mounts import mounted
 from tests.support.pool import RankPool
 from tests.support.runs import copy_run, exported, metrics, write_config
 
@@ -33,19 +32,6 @@ def saved(output: Path) -> list[int]:
     names = {path.name for path in (output / "checkpoints").iterdir()} - {"latest"}
     assert all(name.startswith("global_step_") and name.removeprefix("global_step_").isdecimal() for name in names)
     return sorted(int(name.removeprefix("global_step_")) for name in names)
-
-
-@contextlib.contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[Path]:
-    """A tmpfs on `folder`; skips the test where mounting is not allowed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)], capture_output=True)
-    if done.returncode:
-        pytest.skip("mounting a file system is not allowed here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_when_it_saves_and_what_it_keeps(place: Workplace) -> None:

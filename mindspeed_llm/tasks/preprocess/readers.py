@@ -6,6 +6,7 @@ record knows the file and the line (for parquet and arrow: the row) it came from
 """
 
 import csv
+import glob
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -54,7 +55,9 @@ def data_files(path: str | Path) -> list[Path]:
         _reader_of(path)
         return [path]
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith((".", "_")))
-    files = [entry for entry in entries if entry.is_file() and file_type(entry) in READERS]
+    files = [
+        entry for entry in entries if entry.is_file() and file_type(entry) in READERS and not _is_summary(entry)
+    ]
     left_out = tuple(entry.name + "/" * entry.is_dir() for entry in entries if entry not in files)
     by_type: dict[str, list[Path]] = {}
     for file in files:
@@ -71,6 +74,12 @@ def data_files(path: str | Path) -> list[Path]:
     if left_out:
         _report_left_out(path, left_out)
     return files
+
+
+def _is_summary(file: Path) -> bool:
+    """Whether a file is the summary of preprocessed data that stands beside it."""
+    prefix = file.name.removesuffix("_summary.json")
+    return prefix != file.name and any(file.parent.glob(f"{glob.escape(prefix)}_*.idx"))
 
 
 def file_type(file: Path) -> str:

@@ -14,14 +14,15 @@ from mindspeed_llm.tasks.preprocess.command.arguments import Arguments
 from mindspeed_llm.tasks.preprocess.command.checks import probabilities
 from mindspeed_llm.tasks.preprocess.command.hub import HubData, read_params
 from mindspeed_llm.tasks.preprocess.command.identity import InputFile
+from mindspeed_llm.tasks.preprocess.compressed import COMPRESSIONS
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
 from mindspeed_llm.tasks.preprocess.handlers import Handler
 from mindspeed_llm.tasks.preprocess.mixing import mixed_records
-from mindspeed_llm.tasks.preprocess.readers import READERS, Record, data_files, read_file
+from mindspeed_llm.tasks.preprocess.readers import READERS, Record, data_files, file_type, read_file
 
 _SAMPLED_RECORDS = 100
-# Files of text that are compressed hold about so many times their size.
-_COMPRESSION = {".gz": 4, ".zst": 4}
+# Compressed text is about so many times as long.
+_COMPRESSION_RATIO = 3
 _LINE_FORMATS = (".jsonl", ".txt", ".csv")
 
 
@@ -142,12 +143,12 @@ def _check_hub_name(name: str) -> None:
 def _estimate(file: InputFile) -> int:
     """About how many records a file has."""
     path = Path(file.path)
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
+    is_compressed = path.suffix.lower() in COMPRESSIONS
+    if path.suffix.lower() == ".parquet":
         import pyarrow.parquet
 
         return int(pyarrow.parquet.read_metadata(path).num_rows)
-    if suffix in _LINE_FORMATS and file.num_lines is not None:
+    if file_type(path) in _LINE_FORMATS and file.num_lines is not None and not is_compressed:
         return file.num_lines
     lengths = [
         len(json.dumps(record.data, default=str, ensure_ascii=False).encode("utf-8", "replace"))
@@ -155,4 +156,5 @@ def _estimate(file: InputFile) -> int:
     ]
     if len(lengths) < _SAMPLED_RECORDS:
         return len(lengths)
-    return round(file.size * _COMPRESSION.get(suffix, 1) * len(lengths) / max(sum(lengths), 1))
+    size = file.size * _COMPRESSION_RATIO if is_compressed else file.size
+    return round(size * len(lengths) / max(sum(lengths), 1))
