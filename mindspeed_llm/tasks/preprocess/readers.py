@@ -20,6 +20,8 @@ from mindspeed_llm.tasks.preprocess.json_stream import JsonStream, json_error, u
 
 _UTF8_MARK = b"\xef\xbb\xbf"
 _ARROW_ROWS = 256
+# What stands beside the files of data sets that the datasets library or the user has described.
+_DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "state.json")
 _LOG = logging.getLogger("mindspeed_llm")
 
 
@@ -55,9 +57,7 @@ def data_files(path: str | Path) -> list[Path]:
         _reader_of(path)
         return [path]
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith((".", "_")))
-    files = [
-        entry for entry in entries if entry.is_file() and file_type(entry) in READERS and not _is_summary(entry)
-    ]
+    files = [entry for entry in entries if entry.is_file() and file_type(entry) in READERS and not _is_about(entry)]
     left_out = tuple(entry.name + "/" * entry.is_dir() for entry in entries if entry not in files)
     by_type: dict[str, list[Path]] = {}
     for file in files:
@@ -76,10 +76,11 @@ def data_files(path: str | Path) -> list[Path]:
     return files
 
 
-def _is_summary(file: Path) -> bool:
-    """Whether a file is the summary of preprocessed data that stands beside it."""
+def _is_about(file: Path) -> bool:
+    """Whether a file is about data: a description of data sets, or the summary of preprocessed data beside it."""
     prefix = file.name.removesuffix("_summary.json")
-    return prefix != file.name and any(file.parent.glob(f"{glob.escape(prefix)}_*.idx"))
+    is_summary = prefix != file.name and any(file.parent.glob(f"{glob.escape(prefix)}_*.idx"))
+    return is_summary or file.name in _DESCRIPTIONS
 
 
 def file_type(file: Path) -> str:

@@ -23,7 +23,7 @@ def plan_lines(job: Job, first: list[Record]) -> list[str]:
     rows = [("handler", f"{job.handler.name} ({job.handler.kind})")]
     size = sum(file.size for file in files)
     about = "" if total is None else f", about {total:,} records"
-    rows.append(("input", f"{arguments.input}: {len(files)} files, {size:,} bytes{about}"))
+    rows.append(("input", f"{arguments.input}: {_counted(len(files), 'file')}, {size:,} bytes{about}"))
     rows.append(("tokenizer", f"{_tokenizer_name(job)}: {len(job.tokenizer):,} tokens"))
     if job.handler.kind != "pretrain":
         rows.append(("chat template", job.template or "the tokenizer's own"))
@@ -37,12 +37,16 @@ def plan_lines(job: Job, first: list[Record]) -> list[str]:
     tried = f"{summary.num_samples} samples, {summary.num_tokens:,} tokens"
     rows.append(("first records", f"{summary.num_records} tried: {tried}" if first else "not tried: a stream"))
     rows += [("", line) for line in summary.skip_lines()]
-    rows.append(("processes", f"{arguments.workers}, in {arguments.n_subs} parts"))
+    rows.append(("work", f"{_counted(arguments.workers, 'worker')}, {_counted(arguments.n_subs, 'part')}"))
     targets = [job.target(key) for key in job.work.keys]
     for number, target in enumerate(targets):
         exists = " (exists)" if indexed_exists(target) else ""
         rows.append(("" if number else "output", f"{bin_file(target)}/.idx{exists}"))
     return table(rows)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
 
 
 def _tokenizer_name(job: Job) -> str:

@@ -32,7 +32,9 @@ def _as_types(folder: Path) -> list[Path]:
     data.save_to_disk(str(folder / "saved"))
     with gzip.open(folder / "t.jsonl.gz", "wt", encoding="utf-8") as stream:
         stream.writelines(json.dumps(row) + "\n" for row in rows)
-    return [*files, next((folder / "saved").glob("*.arrow")), folder / "t.jsonl.gz"]
+    # A folder of the datasets library has descriptions beside the data.
+    assert (folder / "saved" / "dataset_info.json").is_file() and (folder / "saved" / "state.json").is_file()
+    return [*files, next((folder / "saved").glob("*.arrow")), folder / "saved", folder / "t.jsonl.gz"]
 
 
 def test_every_type_gives_the_same(toys: Path) -> None:

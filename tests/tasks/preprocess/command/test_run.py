@@ -214,7 +214,7 @@ def test_check_writes_nothing(toys: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not (toys / "out").exists()
     for words in (
         "AlpacaStyleInstructionHandler (instruction)",
-        "alpaca.jsonl: 1 files",
+        "alpaca.jsonl: 1 file, ",
         "about 60 records",
         "tok (PretrainedFromHF): 263 tokens",
         "qwen3",
