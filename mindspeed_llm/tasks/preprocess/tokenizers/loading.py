@@ -56,7 +56,7 @@ def _load_hf(options: TokenizerOptions) -> Tokenizer:
         trust_remote_code=options.trust_remote_code,
         use_fast=options.use_fast,
     )
-    return TransformersTokenizer(loaded)
+    return TransformersTokenizer(loaded, is_final=True)
 
 
 def _model_file(options: TokenizerOptions) -> Path:

@@ -11,6 +11,7 @@ from mindspeed_llm.tasks.preprocess.tokenizers.base import to_flat
 from mindspeed_llm.tasks.preprocess.tokenizers.rust_tokenizer import hash_of_files
 
 _FILE = "tekken.json"
+_BOS, _EOS, _PAD = "<s>", "</s>", "<pad>"
 
 
 class MagistralTokenizer:
@@ -35,27 +36,33 @@ class MagistralTokenizer:
 
     @property
     def bos_token(self) -> str | None:
-        return self._model.id_to_piece(self._model.bos_id)
+        return self._if_known(_BOS)
 
     @property
     def eos_token(self) -> str | None:
-        return self._model.id_to_piece(self._model.eos_id)
+        return self._if_known(_EOS)
 
     @property
     def pad_token(self) -> str | None:
-        return self._model.id_to_piece(self._model.pad_id)
+        return self._if_known(_PAD)
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._model.bos_id
+        return self._id_of(_BOS)
 
     @property
     def eos_token_id(self) -> int | None:
-        return self._model.eos_id
+        return self._id_of(_EOS)
 
     @property
     def pad_token_id(self) -> int | None:
-        return self._model.pad_id
+        return self._id_of(_PAD)
+
+    def _if_known(self, token: str) -> str | None:
+        return token if self._model.is_special(token) else None
+
+    def _id_of(self, token: str) -> int | None:
+        return self._model.get_special_token(token) if self._model.is_special(token) else None
 
     def __len__(self) -> int:
         return self._model.n_words

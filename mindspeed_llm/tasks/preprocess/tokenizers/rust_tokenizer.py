@@ -10,6 +10,7 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.tokenizers.base import to_flat
+from mindspeed_llm.tasks.preprocess.tokenizers.gigatoken_path import GigatokenPath
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -43,6 +44,7 @@ class RustTokenizer:
         self._content_hash = content_hash
         self._load_transformers = load_transformers
         self._transformers: Any = None
+        self._documents = GigatokenPath(backend)
 
     @property
     def bos_token(self) -> str | None:
@@ -85,7 +87,8 @@ class RustTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_flat(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens))
+        found = self._documents.encode_flat(texts, add_special_tokens)
+        return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens)) if found is None else found
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self.backend.encode(text, add_special_tokens=False)

@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 
 from mindspeed_llm.tasks.preprocess.tokenizers.base import Tokenizer, to_flat
+from mindspeed_llm.tasks.preprocess.tokenizers.gigatoken_path import GigatokenPath
 
 
 class TransformersTokenizer:
     """Wraps a tokenizer of transformers, and reads its tokens each time: they may be set after wrapping.
 
     Where the class encodes with the Rust backend as transformers' own base class does, batches go to the backend
-    directly; a class that overrides a step of encoding is called as it is.
+    directly; a class that overrides a step of encoding is called as it is. `is_final` says that nobody adds tokens any
+    more.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, is_final: bool = False) -> None:
         self.tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
+        self._documents = GigatokenPath(self._backend) if is_final and self._backend is not None else None
         self.is_fast = bool(getattr(tokenizer, "is_fast", False))
         self.runs_in_threads = self._backend is not None
 
@@ -71,7 +74,8 @@ class TransformersTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_flat(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens))
+        found = self._documents.encode_flat(texts, add_special_tokens) if self._documents is not None else None
+        return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens)) if found is None else found
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
