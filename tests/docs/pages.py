@@ -41,6 +41,12 @@ def yaml_files() -> dict[str, str]:
     return {match[1]: body for match, body in named if match}
 
 
+def record_files(page: Path) -> dict[str, str]:
+    """The files of records that a page shows: the name in front of a json block, with a colon -> text."""
+    text = page.read_text(encoding="utf-8")
+    return dict(re.findall(r"^`([\w./-]+)`[:：]\n\n```json\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
 def split_commands(page: str, body: str) -> list[Command]:
     """The commands of one shell block: continued lines joined, comments and empty lines left out."""
     commands = []

@@ -2,13 +2,18 @@
 
 Training commands run in a folder where toy models and small data stand under the names that the pages use
 (workplace.py): once as written with `--check`, for as many ranks as they ask for, and once for real on 1 or 2 ranks,
-shortened by `SHORTER`. Commands that install or need an accelerator are parsed.
+shortened by `SHORTER`. Preprocessing commands run there as they are. Commands that install or need an accelerator, and
+benchmarks (tests/benchmarks runs these), are parsed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +23,7 @@ import pytest
 
 from tests.docs import workplace
 from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks, yaml_files
+from tests.docs.preprocessing import Preprocessed, preprocess_arguments, value_of
 from tests.support.pool import RankPool
 
 if sys.version_info >= (3, 11):
@@ -74,7 +80,8 @@ TRAINING = [
     command for command in COMMANDS if training_arguments(command) is not None and not NO_TRAINING & set(command.words)
 ]
 CHECKED = [command for command in COMMANDS if training_arguments(command) not in (None, ["--help"])]
-OTHERS = [command for command in COMMANDS if training_arguments(command) is None]
+PREPROCESSING = [command for command in COMMANDS if preprocess_arguments(command) not in (None, ["--help"])]
+OTHERS = [command for command in COMMANDS if training_arguments(command) is None and command not in PREPROCESSING]
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +96,14 @@ def in_folder(arguments: list[str], folder: Path) -> list[str]:
 class Trained:
     """Runs each training command at most once, and knows which command makes a folder that a later one reads."""
 
-    def __init__(self, folder: Path, pool: RankPool) -> None:
-        self.folder, self.pool = folder, pool
+    def __init__(self, folder: Path, pool: RankPool, preprocessed: Preprocessed) -> None:
+        self.folder, self.pool, self.preprocessed = folder, pool, preprocessed
         self.done: set[str] = set()
 
     def run(self, command: Command) -> None:
         if command.text in self.done:
             return
+        self.preprocessed.provide(command.text)
         count = min(ranks(command), 2)
         arguments = [*in_folder(training_arguments(command) or [], self.folder), *SHORTER]
         if "tune_smollm2" in command.text:
@@ -125,16 +133,26 @@ def _output_dir(command: Command) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path, rank_pool: RankPool) -> Trained:
-    return Trained(folder, rank_pool)
+def preprocessed(folder: Path) -> Preprocessed:
+    return Preprocessed(folder, PREPROCESSING, workplace.ABSOLUTE_PATHS)
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path, rank_pool: RankPool, preprocessed: Preprocessed) -> Trained:
+    return Trained(folder, rank_pool, preprocessed)
 
 
 @pytest.mark.parametrize("command", CHECKED, ids=ids(CHECKED))
 def test_check(
-    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command,
+    folder: Path,
+    preprocessed: Preprocessed,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from mindspeed_llm.fsdp2.main import main
 
+    preprocessed.provide(command.text)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("WORLD_SIZE", str(ranks(command)))
     arguments = in_folder(training_arguments(command) or [], folder)
@@ -151,6 +169,25 @@ def test_train(command: Command, trained: Trained) -> None:
     output = trained.folder / _output_dir(command)
     assert (output / "model.safetensors").is_file()
     assert (output / "loss.png").is_file()
+
+
+@pytest.mark.parametrize("command", PREPROCESSING, ids=ids(PREPROCESSING))
+def test_preprocess(command: Command, preprocessed: Preprocessed) -> None:
+    printed, arguments = preprocessed.run(command), preprocess_arguments(command) or []
+    prefix = value_of(arguments, "--output-prefix")
+    if page := value_of(arguments, "--html"):
+        assert "<mark" in (preprocessed.folder / page).read_text(encoding="utf-8")
+    elif prefix is None:
+        assert re.search(r"sample 0 .* tokens", printed)
+    elif "--check" in arguments:
+        assert "first records" in printed
+    else:
+        summary = json.loads((preprocessed.folder / f"{prefix}_summary.json").read_text(encoding="utf-8"))
+        assert summary["num_samples"] > 0
+        assert bool(summary["skipped"]) == ("--on-bad-record" in arguments)
+        kind = "" if summary["kind"] == "pretrain" else "packed_"
+        for key in summary["keys"]:
+            assert (preprocessed.folder / f"{prefix}_{kind}{key}_document.idx").is_file()
 
 
 @pytest.mark.distributed
@@ -179,6 +216,12 @@ def test_other_command(command: Command, trained: Trained) -> None:
             merged = [*words[1:4], str(written), *words[5:]]
             run_python(merged, trained.folder)
             assert (trained.folder / words[words.index("--save-dir") + 1] / "model.safetensors").is_file()
+        case ["python", "-m", module, *arguments] if module.startswith("benchmarks."):
+            check_benchmark(module, arguments)
+        case ["torchrun", "--nproc_per_node", _, "-m", module, *arguments] if module.startswith("benchmarks."):
+            check_benchmark(module, arguments)
+        case ["python", "preprocess_data.py", "--help"]:
+            assert "--input" in run_python(words[1:], trained.folder)
         case ["python", script, *_] if script.startswith("scripts/"):
             run_python(words[1:], trained.folder)
         case ["tensorboard", "--logdir", run]:
@@ -210,6 +253,23 @@ def check_script(script: str, arguments: list[str], environment: tuple[str, ...]
     for word in [*arguments, *(variable.partition("=")[0] for variable in environment)]:
         known = result.stdout + (ROOT / "scripts/common.sh").read_text(encoding="utf-8")
         assert word in known, f"{script} does not know {word}"
+
+
+def check_benchmark(module: str, arguments: list[str]) -> None:
+    """The benchmark's help names every option that the command uses."""
+    printed = io.StringIO()
+    before = sys.argv
+    sys.argv = [module, "--help"]
+    try:
+        with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as end:
+            runpy.run_module(module, run_name="__main__")
+    finally:
+        sys.argv = before
+    assert not end.value.code
+    known = set(re.findall(r"--[a-z][a-z-]*", printed.getvalue()))
+    for word in arguments:
+        if word.startswith("--"):
+            assert word in known, f"{module} does not know {word}"
 
 
 def check_pip(arguments: list[str]) -> None:
@@ -246,12 +306,17 @@ def test_python_blocks(trained: Trained) -> None:
     for body in found:
         for path in re.findall(r'from_pretrained\("([^"]+)"\)', body):
             trained.output(path)
+        trained.preprocessed.provide(body)
         run_python(["-c", body], trained.folder)
 
 
 @pytest.mark.parametrize(
     ("bash", "message"),
-    [("frobnicate --all", "nothing here knows"), ("bash scripts/test.sh --frobnicate", "does not know")],
+    [
+        ("frobnicate --all", "nothing here knows"),
+        ("bash scripts/test.sh --frobnicate", "does not know"),
+        ("python -m benchmarks.peaks --frobnicate", "does not know"),
+    ],
 )
 def test_an_unknown_command_is_noticed(bash: str, message: str) -> None:
     from tests.docs.pages import split_commands

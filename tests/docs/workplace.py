@@ -55,7 +55,7 @@ def make_workplace(folder: Path) -> Path:
 
     from scripts import demo_text
 
-    for name in ("train_fsdp2.py", "examples", "scripts", "configs", "mindspeed_llm"):
+    for name in ("train_fsdp2.py", "preprocess_data.py", "examples", "scripts", "configs", "mindspeed_llm"):
         (folder / name).symlink_to(ROOT / name)
     for path, toy in MODELS.items():
         save_model(toy, folder / path)
