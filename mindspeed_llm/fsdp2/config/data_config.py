@@ -86,8 +86,9 @@ class DataConfig:
     """System text for conversations without one, in place of the template's own."""
 
     enable_thinking: bool | None = True
-    """Reasoning templates: true puts an empty thought before answers that have none and trains on it, false removes
-    thoughts and puts the empty thought in the prompt, null keeps records as they are."""
+    """Reasoning templates: true trains on thoughts, also on the empty ones that a template writes where an answer has
+    none; false removes thoughts, null keeps them, both with the empty ones in the prompt. Which answers show a
+    thought is the template's rule: with qwen3 those after the last question, with qwen3_legacy all."""
 
     tokenized_path: str | None = None
     """Manager `lf`: folder of tokenised data, read if it has content, written otherwise. Data that other settings made

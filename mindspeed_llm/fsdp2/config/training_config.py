@@ -134,7 +134,7 @@ class TrainingConfig:
     """Write a checkpoint every so many epochs. 0: none."""
 
     cpu_mmap_threshold: PositiveInt | None = None
-    """On the CPU: give blocks of at least so many bytes back to the system when they are freed (1048576 is a good
+    """On the CPU: give blocks of at least so many bytes back to the system when they are freed (4194304 is a good
     start). Less memory for some speed; null leaves the C library's own rule."""
 
     save_error: Literal["stop", "continue"] = "stop"
