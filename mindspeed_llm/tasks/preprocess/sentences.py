@@ -32,7 +32,7 @@ def load_sentence_splitter() -> SentenceSplitter:
     def split(text: str, keep_white_space: bool) -> list[str]:
         spans = list(punkt.span_tokenize(text))
         if not keep_white_space:
-            return [text[start:end] for start, end in spans] or [text]
+            return [text[start:end].strip() for start, end in spans] or [text]
         starts = [0, *(start for start, _ in spans[1:])]
         return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
 

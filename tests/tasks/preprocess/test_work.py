@@ -108,16 +108,6 @@ def test_empty_replies_are_counted(tmp_path, caplog):
     assert "2 records have an empty reply" in caplog.text
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_workers_change_nothing(tmp_path, num_workers):
-    file = _jsonl(tmp_path / "a.jsonl", [{"text": f"document {i} " * (i % 7)} for i in range(100)])
-    work = TextWork(byte_tokenizer())
-    one, many = (_run(file, work, batch_size=9, num_workers=n) for n in (1, num_workers))
-    assert one[0].tolist() == many[0].tolist()
-    assert [c.arrays["text"].tolist() for c in one[1]] == [c.arrays["text"].tolist() for c in many[1]]
-    assert one[2] == many[2]
-
-
 def test_errors_of_workers_arrive(tmp_path):
     file = _jsonl(tmp_path / "a.jsonl", [{"text": "a"}] * 20 + [{"text": 3}])
     for workers in (1, 2):
