@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -19,8 +20,10 @@ from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, Indexed
 from mindspeed_llm.tasks.preprocess.sample_store import read_summary, summary_file
 
 _LOG = logging.getLogger("mindspeed_llm")
-# What must be the same in the summaries of all parts, so that they can be read as one.
-_SAME = ("handler", "kind", "level", "tokenizer", "prompt_type", "seq_length", "pack", "neat_pack")
+# What must be the same in the summaries of all parts, so that they can be read as one; of the tokenizer its identity.
+_SAME = ("kind", "level", "pack", "neat_pack", "tokenizer")
+# What the summary of the whole says where all parts say the same.
+_COMMON = ("handler", "kind", "level", "prompt_type", "seq_length", "pack", "neat_pack")
 
 
 def find_parts(folder: Path, keys: Sequence[str], target: Path) -> dict[str, list[Path]]:
@@ -112,7 +115,7 @@ def merged_summary(prefixes: Sequence[Path], keys: Sequence[str]) -> dict[str, A
     """The summary of the whole: what the parts have in common, and their counts added up.
 
     Parts without a summary of their own (made by another program) leave counts that are too low; a line says so.
-    Raises UserError where the parts were made with different tokenizers or options.
+    Raises UserError where the parts are of different kinds, or were made with different tokenizers.
     """
     contents = {
         prefix: json.loads(summary_file(prefix).read_text(encoding="utf-8"))
@@ -120,14 +123,18 @@ def merged_summary(prefixes: Sequence[Path], keys: Sequence[str]) -> dict[str, A
         if summary_file(prefix).is_file()
     }
     summary = Summary()
-    common: dict[str, Any] = {}
-    for number, (prefix, content) in enumerate(contents.items()):
+    for prefix in contents:
         summary.add_summary(read_summary(prefix))
-        mine = {name: content[name] for name in _SAME if name in content}
-        if number and (different := differences(common, mine)):
-            first = next(iter(contents))
-            raise UserError(f"{first} and {prefix} were made with different options ({'; '.join(different)})")
-        common = mine
+    _check_same(contents)
+    first: Mapping[str, Any] = next(iter(contents.values()), {})
+    common = {
+        name: first[name]
+        for name in _COMMON
+        if name in first and all(content.get(name) == first[name] for content in contents.values())
+    }
+    if "tokenizer" in first:
+        # Equal in what it does; where it lies may differ.
+        common["tokenizer"] = first["tokenizer"]
     if len(contents) < len(prefixes):
         _LOG.warning(
             "%d of %d parts have no summary; the counts of the merged one are of the others",
@@ -138,6 +145,16 @@ def merged_summary(prefixes: Sequence[Path], keys: Sequence[str]) -> dict[str, A
     hashes = [content.get("inputs_hash") for content in contents.values()]
     merged_from = {"merged": [str(prefix) for prefix in prefixes], "inputs": inputs, "inputs_hash": hash_of(hashes)}
     return {"format": 1, **common, "keys": [_bare(key) for key in keys], **merged_from, **asdict(summary)}
+
+
+def _check_same(contents: Mapping[Path, Mapping[str, Any]]) -> None:
+    def deciding(content: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: content[name] for name in _SAME if name in content}
+        return found | ({"tokenizer": found["tokenizer"].get("identity")} if "tokenizer" in found else {})
+
+    for first, second in itertools.pairwise(contents):
+        if different := differences(deciding(contents[first]), deciding(contents[second])):
+            raise UserError(f"{first} and {second} cannot be read as one ({'; '.join(different)})")
 
 
 def _bare(key: str) -> str:

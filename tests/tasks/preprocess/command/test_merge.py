@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.command.merge import find_parts, merge
+from mindspeed_llm.tasks.preprocess.command.main import main
+from mindspeed_llm.tasks.preprocess.command.merge import _COMMON, find_parts, merge
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter
 from mindspeed_llm.tasks.preprocess.sample_store import read_summary, summary_file, write_summary
+from tests.tasks.preprocess.command.toys import SFT, contents, preprocess, toys
+from tests.tasks.preprocess.command.toys import summary as json_summary
 
+__all__ = ["toys"]
 SAMPLES = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11], [12, 13]]
 KEYS = ["packed_input_ids_document", "packed_labels_document"]
 
@@ -56,6 +60,20 @@ def test_equal_to_one_run_in_natural_order(tmp_path: Path) -> None:
     )
 
 
+def test_what_the_summary_of_the_whole_says(tmp_path: Path) -> None:
+    common = {"kind": "instruction", "prompt_type": "qwen3"}
+    _part(tmp_path, "a", SAMPLES, **common, tokenizer={"identity": "t", "path": "here"})
+    _part(tmp_path, "b", SAMPLES, **common, tokenizer={"identity": "t", "path": "there"}, handler="Other")
+    merge(tmp_path, KEYS, tmp_path / "all")
+    content = json_summary(tmp_path, "all")
+    assert content["kind"] == "instruction" and content["prompt_type"] == "qwen3"
+    assert content["keys"] == ["input_ids", "labels"] and content["merged"] == [
+        str(tmp_path / "a"),
+        str(tmp_path / "b"),
+    ]
+    assert "handler" not in content and content["tokenizer"] == {"identity": "t", "path": "here"}
+
+
 def test_the_output_among_the_parts_is_none(tmp_path: Path) -> None:
     for name, samples in (("a", SAMPLES[:2]), ("b", SAMPLES[2:])):
         _part(tmp_path, name, samples)
@@ -90,7 +108,9 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
     fails("holds no files <name>_input.bin/.idx", keys=["input"])
     fails("holds no files <name>_text_document.bin/.idx", keys=["packed_labels_document", "text_document"])
     _part(tmp_path, "b", SAMPLES, tokenizer={"identity": "other"})
-    fails(f"{tmp_path / 'a'} and {tmp_path / 'b'} were made with different options (tokenizer: ")
+    fails(f"{tmp_path / 'a'} and {tmp_path / 'b'} cannot be read as one (tokenizer: t -> other)")
+    _part(tmp_path, "b", SAMPLES, kind="pairwise")
+    fails("cannot be read as one (kind: null -> pairwise)")
     _part(tmp_path, "b", SAMPLES)
     _write(tmp_path / f"b_{KEYS[1]}", SAMPLES[1:])
     fails("differ in samples (packed_input_ids_document: 6, packed_labels_document: 5)")
@@ -110,3 +130,28 @@ def test_names_with_numbers(tmp_path: Path) -> None:
         _write(tmp_path / f"{name}_text_document", [[1]])
     found = find_parts(tmp_path, ["text_document"], tmp_path / "z")["text_document"]
     assert [path.name.removesuffix("_text_document") for path in found] == names
+
+
+@pytest.mark.parametrize("options", [SFT, []], ids=["instructions", "text"])
+def test_runs_over_parts_merge_to_one_run(toys: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    whole = (toys / ("alpaca.jsonl" if options else "text.jsonl")).read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, lines in enumerate((whole[:13], whole[13:40], whole[40:]), start=1):
+        (toys / f"in{number}.jsonl").write_text("".join(lines), encoding="utf-8")
+        preprocess(*options, source=f"in{number}.jsonl", prefix=f"parts/part{number}")
+    (toys / "all.jsonl").write_text("".join(whole), encoding="utf-8")
+    preprocess(*options, source="all.jsonl")
+    keys = [*KEYS, "packed_attention_mask_document"] if options else ["text_document"]
+    argv = ["--input", "parts", "--output-prefix", "out/merged", "--merge-group-keys", *keys]
+    capsys.readouterr()
+    main([*argv, "--check"])
+    assert "part1_" in capsys.readouterr().out and not (toys / "out" / "merged_summary.json").exists()
+    main(argv)
+    assert "merged 3 parts: part1, part2, part3" in capsys.readouterr().out
+    assert contents(toys / "out", "merged") == contents(toys / "out")
+    found, expected = json_summary(toys / "out", "merged"), json_summary(toys / "out")
+    same = [*_COMMON, "tokenizer", "num_records", "num_tokens", "num_targets", "length_histogram"]
+    assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+    assert len(found["inputs"]) == 3
+    # And it can be looked at.
+    main(["--inspect", "out/merged", "--num", "1"])
+    assert ("Say number 0." if options else "ocument 0: ") in capsys.readouterr().out

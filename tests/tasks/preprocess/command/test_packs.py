@@ -1,6 +1,8 @@
 """Packs against arithmetic by hand and against the samples that went in."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +30,7 @@ def _read(target: Path) -> dict[str, list[list[int]]]:
     return {key: [reader[i].tolist() for i in range(len(reader))] for key, reader in readers.items()}
 
 
-@pytest.mark.parametrize("neat", [False, True])
-def test_by_hand(tmp_path: Path, neat: bool) -> None:
+def _check_by_hand(tmp_path: Path, neat: bool) -> None:
     parts = [_part(tmp_path / "a", [[11, 12, 13], [21, 22]]), _part(tmp_path / "b", [[31, 32, 33, 34, 35, 36], [41]])]
     assert write_packs(parts, tmp_path / "out", capacity=6, pad_id=0, neat=neat) == 2
     # The longest first (it fills a pack), then the longest that fits: 3 + 2 + 1.
@@ -44,6 +45,44 @@ def test_by_hand(tmp_path: Path, neat: bool) -> None:
         "labels": [[-100, 12, 13, -100, 22, -100, -100, -100]],
         "attention_mask": [[1, 1, 1, 2, 2, 0, 0, 0] if neat else [1] * 8],
     }
+
+
+@pytest.mark.parametrize("neat", [False, True])
+def test_by_hand(tmp_path: Path, neat: bool) -> None:
+    _check_by_hand(tmp_path, neat)
+
+
+def _from_zero(original: Callable[..., Any]) -> Callable[..., Any]:
+    def places(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        place, segment = original(*arguments)
+        return place, segment - 1
+
+    return places
+
+
+def _shifted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def places(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        place, segment = original(*arguments)
+        return np.roll(place, 1), segment
+
+    return places
+
+
+MUTANTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "padding carries loss": ("IGNORE_INDEX", lambda _: 0),
+    "numbers of samples begin at 0": ("_places", _from_zero),
+    "tokens out of order": ("_places", _shifted),
+    "a pack is lost": ("pack_window", lambda original: lambda lengths, capacity: original(lengths, capacity)[:-1]),
+    "a sample for each pack": ("pack_window", lambda _: lambda lengths, capacity: [[i] for i in range(len(lengths))]),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    attribute, mutate = MUTANTS[name]
+    monkeypatch.setattr(packs, attribute, mutate(getattr(packs, attribute)))
+    with pytest.raises((AssertionError, IndexError, ValueError)):
+        _check_by_hand(tmp_path, neat=True)
 
 
 @pytest.mark.parametrize("seed", range(3))
