@@ -33,6 +33,9 @@ class ChatTemplateRenderer:
     is never shown an end would not stop.
     """
 
+    # Templates are rendered in Python, which takes longer than the tokenizer.
+    runs_in_threads = False
+
     def __init__(
         self,
         tokenizer: Any,

@@ -36,7 +36,11 @@ class Chunk:
 
 
 class Work(Protocol):
-    """Turns records into a chunk; `keys` names the arrays it makes."""
+    """Turns records into a chunk; `keys` names the arrays it makes.
+
+    Work that spends its time in a tokenizer that leaves other threads running, and may be called from several threads
+    at once, has an attribute `runs_in_threads` that is true.
+    """
 
     keys: tuple[str, ...]
 

@@ -33,6 +33,7 @@ class ConversationWork(RecordWork[Conversation, list[Turn]]):
     ) -> None:
         super().__init__(**on_mistakes)
         self._renderer, self._options, self._layouts = renderer, options, layouts
+        self.runs_in_threads = renderer.runs_in_threads
         if attention_mask:
             self.keys = ("input_ids", "attention_mask", "labels")
 

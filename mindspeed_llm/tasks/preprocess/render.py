@@ -29,10 +29,12 @@ class Renderer(Protocol):
     """Turns conversations into token ids.
 
     `efficient_eos_id` is the id that closes a reply through the label of the next turn's first token, or None where
-    replies carry their end marker.
+    replies carry their end marker. `runs_in_threads` says that most of the time goes to a tokenizer that leaves other
+    threads running.
     """
 
     efficient_eos_id: int | None
+    runs_in_threads: bool
 
     def turns(self, conversation: Conversation) -> list[Turn]:
         """Token ids of the conversation, turn by turn, untruncated."""
@@ -89,6 +91,7 @@ class TemplateRenderer:
                 if isinstance(piece, SpecialToken):
                     self._special_id(piece.name)
         self.efficient_eos_id = self._special_id("eos_token") if template.efficient_eos else None
+        self.runs_in_threads = self._tokenizer.runs_in_threads
 
     def pieces(self, conversation: Conversation) -> Iterator[PieceTurn]:
         """Yield (source pieces, target pieces, the reply) for each turn.

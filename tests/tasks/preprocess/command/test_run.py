@@ -259,6 +259,7 @@ def test_the_common_path_loads_no_big_library(toys: Path, repository: Path) -> N
 
 
 def test_workers_that_die_are_reported(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_MOST_THREADS", 0)
     monkeypatch.setattr(engine, "_run_in_worker", _die)
     with pytest.raises(Exception, match="terminated abruptly"):
         preprocess(*SFT, "--workers", "2")
