@@ -288,6 +288,19 @@ def check_pip(arguments: list[str]) -> None:
         assert requirements["torch_npu"] == requirements["torch"] + ".*"
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [("--inptu x", "did you mean --input"), ("--input missing.jsonl --output-prefix x", "does not exist")],
+)
+def test_a_wrong_preprocessing_command_is_noticed(flags: str, message: str, folder: Path) -> None:
+    from mindspeed_llm.errors import UserError
+    from tests.docs.pages import split_commands
+
+    (command,) = split_commands("page.md", f"python preprocess_data.py {flags}")
+    with pytest.raises(UserError, match=message):
+        Preprocessed(folder, [command], {}).run(command)
+
+
 def test_help_within_two_seconds_and_without_torch(folder: Path) -> None:
     assert any(command.text == "python train_fsdp2.py --help" for command in COMMANDS)
     code = (
