@@ -63,9 +63,21 @@ _IN_INSPECT = {
 }  # fmt: skip
 
 
+_TOKENIZER_FILES = {"tokenizer_name_or_path", "tokenizer_not_use_fast", "tokenizer_model", "vocab_file", "merge_file"}
+_USED_FILES = {
+    "PretrainedFromHF": {"tokenizer_name_or_path", "tokenizer_not_use_fast"},
+    "GPTSentencePieceTokenizer": {"tokenizer_model", "tokenizer_name_or_path"},
+    "GPT2BPETokenizer": {"vocab_file", "merge_file"},
+    "MagistralTokenizer": {"tokenizer_model", "tokenizer_name_or_path"},
+}
+
+
 def notices(arguments: Arguments) -> list[str]:
     """A line for each given flag that has no effect, with the reason."""
     lines = [f"no effect from {flag}: {INERT[flag]}" for flag in FLAGS if flag in INERT and _given(arguments, flag)]
+    if not arguments.merge_group_keys and (idle := _TOKENIZER_FILES - _USED_FILES[arguments.tokenizer_type]):
+        used = {*Arguments.__dataclass_fields__} - idle
+        lines += _idle(arguments, used, f"with --tokenizer-type {arguments.tokenizer_type}: other files are read")
     if arguments.merge_group_keys:
         lines += _idle(arguments, _IN_MERGE, "with --merge-group-keys: parts are joined as they are")
     elif arguments.inspect is not None:

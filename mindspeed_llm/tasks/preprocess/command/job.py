@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from mindspeed_llm.tasks.preprocess.readers import Record
 from mindspeed_llm.tasks.preprocess.sample_store import key_prefix
 from mindspeed_llm.tasks.preprocess.templates import Template
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer, TokenizerOptions, load_tokenizer
+
+_LOG = logging.getLogger("mindspeed_llm")
 
 FORMAT = 1
 """Of the summary file. It is raised when a change of the program makes other output of the same input."""
@@ -120,6 +123,8 @@ def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
         _, template = make_renderer(handler, tokenizer, options)
     deciding = _deciding(arguments, handler, inputs, options)
     deciding |= {"keys": list(work.keys), "tokenizer": tokenizer.identity(), "template": _content_hash(template)}
+    for line in _idle(arguments, deciding, template):
+        _LOG.info("no effect from %s", line)
     name = template.name if template is not None else None
     # Through JSON, as the summary will have it.
     job = Job(arguments, handler, inputs, tokenizer, work, name, json.loads(json.dumps(deciding)))
@@ -153,6 +158,19 @@ def _deciding(arguments: Arguments, handler: Handler, inputs: Inputs, options: W
     if inputs.probabilities is not None or any(entry.num_samples is not None for entry in inputs.entries):
         deciding["seed"] = inputs.seed
     return deciding
+
+
+def _idle(arguments: Arguments, deciding: Mapping[str, Any], template: Template | None) -> list[str]:
+    """Flags that are given and have no effect on this input with this template, with the reason."""
+    lines = []
+    if "seed" in arguments.given and "seed" not in deciding:
+        lines.append("--seed: nothing is drawn at random")
+    if template is not None and arguments.enable_thinking != "none" and not template.reasoning:
+        lines.append(f"--enable-thinking: {template.name} is the template of models that do not reason")
+    keeps_thoughts = template is not None and template.layout == "slots" and not template.thinking.parsed
+    if keeps_thoughts and arguments.drop_thinking == "false":
+        lines.append(f"--drop-thinking: template {template.name} keeps all thoughts in any case")
+    return lines
 
 
 def _content_hash(template: Template | None) -> str | None:

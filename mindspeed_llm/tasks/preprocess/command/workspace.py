@@ -7,6 +7,7 @@ ends; the next run with the same prefix clears away what was left, or goes on wi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -47,14 +48,24 @@ class Workspace:
             if self.keep:
                 _LOG.warning("finished parts stay in %s; the same command goes on with them", self.folder)
             else:
-                shutil.rmtree(self.folder)
+                self._clear()
+                (self.folder / "lock").unlink()
         finally:
             os.close(self._lock)
+        if not self.keep:
+            # After the lock is closed: until then network file systems keep a name for it in the folder. Another run
+            # may have made itself a new lock there by now, and keeps the folder.
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
 
     def _locked(self) -> int:
         while True:
             self.folder.mkdir(exist_ok=True)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:
+                # The run before has just removed the folder.
+                continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -89,14 +100,15 @@ class Workspace:
 
     def begin(self, note: Mapping[str, Any]) -> None:
         """Clear away everything that an earlier run has left, and note what this one makes."""
+        self._clear()
+        write_json(self.folder / _NOTE, note)
+
+    def _clear(self) -> None:
         for entry in self.folder.iterdir():
-            if entry.name == "lock":
-                continue
             if entry.is_dir():
                 shutil.rmtree(entry)
-            else:
+            elif entry.name != "lock":
                 entry.unlink()
-        write_json(self.folder / _NOTE, note)
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -167,6 +167,29 @@ def test_flags_without_effect() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--seed", "7"], "no effect from --seed: nothing is drawn at random"),
+        (
+            ["--prompt-type", "chatml", "--enable-thinking", "true"],
+            "--enable-thinking: chatml is the template of models",
+        ),
+        (
+            ["--prompt-type", "chatml", "--drop-thinking", "false"],
+            "--drop-thinking: template chatml keeps all thoughts",
+        ),
+        (["--prompt-type", "qwen3", "--enable-thinking", "true", "--drop-thinking", "false"], ""),
+        (["--merge-file", "x"], "no effect from --merge-file with --tokenizer-type PretrainedFromHF: other files are"),
+    ],
+)
+@pytest.mark.usefixtures("toys")
+def test_flags_without_effect_on_this_input(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    preprocess(*SFT, *argv, "--check")
+    shown = capsys.readouterr().out
+    assert words in shown and ("no effect" in shown) == bool(words)
+
+
 def test_inspect(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preprocess(*SFT)
     capsys.readouterr()
