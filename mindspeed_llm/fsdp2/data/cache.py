@@ -43,15 +43,6 @@ def files_identity(files: Iterable[Path]) -> list[list[Any]]:
     return [file_identity(file) for file in files]
 
 
-def tokenizer_identity(tokenizer: Any) -> str:
-    """A hash of the tokenizer's vocabulary, merges, special tokens and chat template."""
-    parts = [type(tokenizer).__name__, str(sorted(tokenizer.special_tokens_map.items())), str(tokenizer.chat_template)]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts.append(backend.to_str() if backend is not None else str(sorted(tokenizer.get_vocab().items())))
-    parts.append(str(getattr(tokenizer, "split_special_tokens", False)))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
 def stored(
     prefix: Path,
     keys: tuple[str, ...],

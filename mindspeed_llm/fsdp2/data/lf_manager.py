@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
-from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored, tokenizer_identity
+from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored
 from mindspeed_llm.fsdp2.data.lf_samples import PackedSamples, StoredSamples
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, EpochOrder
@@ -29,6 +29,7 @@ from mindspeed_llm.tasks.preprocess.packing import plan_packs
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions
 from mindspeed_llm.tasks.preprocess.text_work import TextColumn, TextWork
+from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 
 _LOG = logging.getLogger("mindspeed_llm")
 
@@ -42,7 +43,7 @@ class LFDataManager:
     def __init__(self, config: Config, tokenizer: Any, cache_dir: Path) -> None:
         self._config, self._tokenizer, self._cache_dir = config, tokenizer, cache_dir
         self._data, self._training = config.data, config.training
-        self._tokenizer_identity = tokenizer_identity(tokenizer)
+        self._tokenizer_identity = as_tokenizer(tokenizer).identity()
         is_chat = self._training.stage == "sft"
         self._template = chosen_template(self._data, tokenizer) if is_chat else None
         self._renderer = make_renderer(self._data, tokenizer) if is_chat else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
-from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored, tokenizer_identity
+from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored
 from mindspeed_llm.fsdp2.data.mg_samples import NextTokenSamples
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, IndexOrder
@@ -27,6 +27,7 @@ from mindspeed_llm.tasks.preprocess.pretrain_samples import SequentialSamples, s
 from mindspeed_llm.tasks.preprocess.sample_store import key_prefix
 from mindspeed_llm.tasks.preprocess.splits import split_documents
 from mindspeed_llm.tasks.preprocess.text_work import TextColumn, TextWork
+from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 
 _LOG = logging.getLogger("mindspeed_llm")
 
@@ -129,7 +130,7 @@ class MegatronDataManager:
             files=[[files_identity(entry.files), entry.columns["text"]] for entry in entries],
             append_eod=data.append_eod,
             max_samples=data.max_samples,
-            tokenizer=tokenizer_identity(self._tokenizer),
+            tokenizer=as_tokenizer(self._tokenizer).identity(),
         )
         prefix = self._cache_dir / f"{entries[0].files[0].stem}_{key}"
 

@@ -124,6 +124,7 @@ class TextWork:
             last = documents.ids[np.cumsum(documents.lengths) - 1]
             documents = _extended(documents, (last != self._eod_id).astype(np.int64), self._eod_id)
         if self._multiple > 1:
+            assert self.pad_id is not None
             documents = _extended(documents, -documents.lengths % self._multiple, self.pad_id)
         if self._piece_length is not None:
             if self._sentences is None:
@@ -213,7 +214,7 @@ def _without(documents: _Documents, gone: np.ndarray, reason: str, skipped: list
     )
 
 
-def _extended(documents: _Documents, counts: np.ndarray, token_id: int | None) -> _Documents:
+def _extended(documents: _Documents, counts: np.ndarray, token_id: int) -> _Documents:
     """Append a token so many times to each document: to its last sequence."""
     ends = np.cumsum(documents.lengths, dtype=np.int64)
     sequence_lengths = documents.sequence_lengths.copy()

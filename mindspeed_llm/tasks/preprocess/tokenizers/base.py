@@ -39,8 +39,9 @@ class Tokenizer(Protocol):
 
     is_fast: bool
     runs_in_threads: bool
-    chat_template: str | Mapping[str, str] | None
 
+    @property
+    def chat_template(self) -> str | Mapping[str, str] | None: ...
     @property
     def bos_token(self) -> str | None: ...
     @property

@@ -26,6 +26,7 @@ FIRST_CHARS = 1 << 20
 _CACHE_BYTES = 100 << 20
 """gigatoken keeps every word that it has seen. When the process has grown by so much, it is loaded anew."""
 _CHECKED_SPECIALS = 200
+_NOTHING = np.zeros(0, np.uint32)
 _PLANES_END = 0x32400
 
 
@@ -43,7 +44,7 @@ class GigatokenPath:
         self._is_off = importlib.util.find_spec("gigatoken") is None
         self._description = ""
         self._normalizer: Any = None
-        self._around: tuple[np.ndarray, np.ndarray] = (np.zeros(0, np.uint32), np.zeros(0, np.uint32))
+        self._around = (_NOTHING, _NOTHING)
         self._bytes_at_load = 0
 
     def encode_flat(self, texts: Sequence[str], add_special_tokens: bool) -> tuple[np.ndarray, np.ndarray] | None:
@@ -54,19 +55,14 @@ class GigatokenPath:
         encode = self._ready(texts)
         if encode is None:
             return None
-        before, after = self._around if add_special_tokens else (None, None)
-        parts: list[np.ndarray] = []
+        before, after = self._around if add_special_tokens else (_NOTHING, _NOTHING)
+        parts: list[np.ndarray] = [_NOTHING]
         lengths = np.empty(len(texts), np.int32)
         for number, text in enumerate(texts):
             ids = self._encode_text(encode, text)
-            if before is not None:
-                parts += (before, ids, after)
-                lengths[number] = len(before) + len(ids) + len(after)
-            else:
-                parts.append(ids)
-                lengths[number] = len(ids)
-        ids = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
-        return ids.view(np.int32), lengths
+            parts += (before, ids, after) if len(before) or len(after) else (ids,)
+            lengths[number] = len(before) + len(ids) + len(after)
+        return np.concatenate(parts).view(np.int32), lengths
 
     def _encode_text(self, encode: Callable[[str], np.ndarray], text: str) -> np.ndarray:
         if not text.isascii() and not (_is_known(text) and self._is_normal(text)):
@@ -107,7 +103,8 @@ class GigatokenPath:
     def _prepare(self) -> None:
         description = json.loads(self._backend.to_str())
         _check_parts(description)
-        self._around = tuple(np.array(ids, np.uint32) for ids in _around(self._backend))  # type: ignore[assignment]
+        before, after = _around(self._backend)
+        self._around = (np.array(before, np.uint32), np.array(after, np.uint32))
         self._normalizer = self._backend.normalizer
         # A normalizer changes nothing in the texts that get here.
         self._description = json.dumps(description | {"normalizer": None, "post_processor": None})

@@ -19,7 +19,7 @@ class MagistralTokenizer:
 
     is_fast = False
     runs_in_threads = False
-    chat_template = None
+    chat_template: str | None = None
 
     def __init__(self, file: Path) -> None:
         try:

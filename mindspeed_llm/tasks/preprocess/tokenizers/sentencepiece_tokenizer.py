@@ -16,7 +16,7 @@ class SentencePieceTokenizer:
 
     is_fast = False
     runs_in_threads = False
-    chat_template = None
+    chat_template: str | None = None
 
     def __init__(self, model_file: Path) -> None:
         import sentencepiece
@@ -76,10 +76,10 @@ class SentencePieceTokenizer:
         raise NotImplementedError("only fast tokenizers give offsets")
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        ids = np.asarray(ids, dtype=np.int64).tolist()
+        plain: list[int] = np.asarray(ids, dtype=np.int64).tolist()
         if not skip_special_tokens:
-            return _with_control_pieces(self._model, ids)
-        return self._model.decode([i for i in ids if not self._model.is_control(i)])
+            return _with_control_pieces(self._model, plain)
+        return self._model.decode([i for i in plain if not self._model.is_control(i)])
 
     def get_chat_template(self) -> str:
         raise ValueError("a sentencepiece model has no chat template")
@@ -97,7 +97,7 @@ def _or_none(token_id: int) -> int | None:
 
 def _with_control_pieces(model: Any, ids: list[int]) -> str:
     """Decode with control pieces, which sentencepiece leaves out, written as their names."""
-    text, run = "", []
+    text, run = "", list[int]()
     for token_id in ids:
         if model.is_control(token_id):
             text += model.decode(run) + model.id_to_piece(token_id)

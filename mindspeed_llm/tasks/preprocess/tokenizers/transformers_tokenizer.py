@@ -1,14 +1,17 @@
 """A tokenizer that transformers has loaded, behind the interface of all tokenizers."""
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindspeed_llm.tasks.preprocess.tokenizers.base import Tokenizer, to_flat
 from mindspeed_llm.tasks.preprocess.tokenizers.gigatoken_path import GigatokenPath
+from mindspeed_llm.tasks.preprocess.tokenizers.rust_tokenizer import hash_of_files
 
 
 class TransformersTokenizer:
@@ -91,23 +94,38 @@ class TransformersTokenizer:
         return self.tokenizer.apply_chat_template(conversation, **options)
 
     def identity(self) -> str:
-        tokenizer = self.tokenizer
+        tokenizer, kind = self.tokenizer, type(self.tokenizer)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         parts = [
-            type(tokenizer).__name__,
-            backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
+            kind.__name__,
             sorted(tokenizer.special_tokens_map.items()),
             tokenizer.chat_template,
-            {name: str(value) for name, value in sorted(getattr(tokenizer, "init_kwargs", {}).items())}
-            if backend is None
-            else bool(getattr(tokenizer, "split_special_tokens", False)),
+            bool(getattr(tokenizer, "split_special_tokens", False)),
         ]
+        if backend is not None:
+            parts.append(backend.to_str())
+        else:
+            settings = {name: _content(value) for name, value in getattr(tokenizer, "init_kwargs", {}).items()}
+            parts += [sorted(tokenizer.get_vocab().items()), sorted(settings.items())]
+        if not kind.__module__.startswith("transformers."):
+            # Code of the user's own decides ids as well.
+            parts.append(inspect.getsource(inspect.getmodule(kind) or kind))
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _content(value: Any) -> str:
+    """A setting as text; of a file, such as a sentencepiece model, what is in it."""
+    if isinstance(value, str | Path) and Path(value).is_file():
+        return hash_of_files(Path(value))
+    return str(value)
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer:
     """`tokenizer` itself where it is one of ours, else a transformers tokenizer wrapped."""
-    return tokenizer if hasattr(tokenizer, "encode_flat") else TransformersTokenizer(tokenizer)
+    if hasattr(tokenizer, "encode_flat"):
+        ours: Tokenizer = tokenizer
+        return ours
+    return TransformersTokenizer(tokenizer)
 
 
 def _plain_backend(tokenizer: Any) -> Any:
