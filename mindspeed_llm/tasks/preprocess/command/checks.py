@@ -136,6 +136,12 @@ def check_handler(arguments: Arguments, handler: Handler) -> None:
     for key in arguments.json_keys:
         if "/" in key or not key:
             raise UserError(f"--json-keys {key!r}: the column is a part of the name of a file, and cannot hold '/'")
+    for key in arguments.dataset_additional_keys:
+        if "/" in key or not key or key in handler.keys:
+            raise UserError(
+                f"--dataset-additional-keys {key!r}: the key is a part of the name of a file; it cannot hold '/', nor "
+                f"be one of {', '.join(handler.keys)}"
+            )
 
 
 def _has_effect(arguments: Arguments, name: str) -> bool:

@@ -21,6 +21,7 @@ from mindspeed_llm.tasks.preprocess.mixing import mixed_records
 from mindspeed_llm.tasks.preprocess.readers import READERS, Record, data_files, file_type, read_file
 
 _SAMPLED_RECORDS = 100
+_LOOKED_INTO_FILES = 20
 # Compressed text is about so many times as long.
 _COMPRESSION_RATIO = 3
 _LINE_FORMATS = (".jsonl", ".txt", ".csv")
@@ -52,13 +53,13 @@ class Inputs:
         return mixed_records(self.entries, self.mix_strategy, self.probabilities, self.seed, self.max_samples)
 
     def first_records(self, count: int) -> list[Record]:
-        """The first `count` records of every file (of the data set, from a hub)."""
+        """The first `count` records of the first files of each data set (of the data set, from a hub)."""
         if self.hub is not None:
             return list(itertools.islice(self.hub.records(), count))
         return [
             record._replace(source=source)
             for source, entry in enumerate(self.entries)
-            for file in entry.files
+            for file in entry.files[:_LOOKED_INTO_FILES]
             for record in itertools.islice(read_file(file), count)
         ]
 
@@ -70,7 +71,7 @@ class Inputs:
             sizes = [self.hub.num_records()]
         else:
             counts = iter(files)
-            sizes = [sum(_estimate(file) for file in itertools.islice(counts, len(e.files))) for e in self.entries]
+            sizes = [_estimate(list(itertools.islice(counts, len(entry.files)))) for entry in self.entries]
         limited = [min(size, self.max_samples) if self.max_samples else size for size in sizes if size is not None]
         for number, entry in enumerate(self.entries):
             if entry.num_samples is not None:
@@ -140,21 +141,32 @@ def _check_hub_name(name: str) -> None:
     raise UserError(f"--input {name} does not exist{hint}")
 
 
-def _estimate(file: InputFile) -> int:
-    """About how many records a file has."""
-    path = Path(file.path)
-    is_compressed = path.suffix.lower() in COMPRESSIONS
-    if path.suffix.lower() == ".parquet":
-        import pyarrow.parquet
+def _estimate(files: Sequence[InputFile]) -> int:
+    """About how many records the files of a data set have."""
+    total = 0
+    bytes_per_record: float | None = None
+    for file in files:
+        path = Path(file.path)
+        is_compressed = path.suffix.lower() in COMPRESSIONS
+        if file_type(path) == ".parquet":
+            import pyarrow.parquet
 
-        return int(pyarrow.parquet.read_metadata(path).num_rows)
-    if file_type(path) in _LINE_FORMATS and file.num_lines is not None and not is_compressed:
-        return file.num_lines
-    lengths = [
-        len(json.dumps(record.data, default=str, ensure_ascii=False).encode("utf-8", "replace"))
-        for record in itertools.islice(read_file(path), _SAMPLED_RECORDS)
+            total += int(pyarrow.parquet.read_metadata(path).num_rows)
+        elif file_type(path) in _LINE_FORMATS and file.num_lines is not None and not is_compressed:
+            total += file.num_lines
+        elif bytes_per_record is None and len(lengths := _lengths(path)) < _SAMPLED_RECORDS:
+            total += len(lengths)
+        else:
+            # Files of one data set are much alike: one that is long enough tells about all.
+            bytes_per_record = bytes_per_record or sum(lengths) / len(lengths)
+            size = file.size * _COMPRESSION_RATIO if is_compressed else file.size
+            total += round(size / bytes_per_record)
+    return total
+
+
+def _lengths(file: Path) -> list[int]:
+    """Lengths in bytes of the first records, as JSON."""
+    return [
+        len(json.dumps(record.data, default=str, ensure_ascii=False).encode("utf-8", "replace")) + 1
+        for record in itertools.islice(read_file(file), _SAMPLED_RECORDS)
     ]
-    if len(lengths) < _SAMPLED_RECORDS:
-        return len(lengths)
-    size = file.size * _COMPRESSION_RATIO if is_compressed else file.size
-    return round(size * len(lengths) / max(sum(lengths), 1))

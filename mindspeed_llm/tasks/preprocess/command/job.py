@@ -167,9 +167,9 @@ def _idle(arguments: Arguments, deciding: Mapping[str, Any], template: Template 
         lines.append("--seed: nothing is drawn at random")
     if template is not None and arguments.enable_thinking != "none" and not template.reasoning:
         lines.append(f"--enable-thinking: {template.name} is the template of models that do not reason")
-    keeps_thoughts = template is not None and template.layout == "slots" and not template.thinking.parsed
-    if keeps_thoughts and arguments.drop_thinking == "false":
-        lines.append(f"--drop-thinking: template {template.name} keeps all thoughts in any case")
+    if template is not None and arguments.drop_thinking == "false":
+        if template.layout == "slots" and not template.thinking.parsed:
+            lines.append(f"--drop-thinking: template {template.name} keeps all thoughts in any case")
     return lines
 
 

@@ -37,7 +37,7 @@ class _Stream:
     def take(self, count: int) -> np.ndarray:
         """The next `count` ids, int32."""
         ids = np.empty(count, np.int32)
-        view, filled = memoryview(ids).cast("B"), 0
+        view, filled = ids.view(np.uint8), 0
         while filled < len(view):
             read = self._files[0].readinto(view[filled:])  # type: ignore[attr-defined]
             if not read:

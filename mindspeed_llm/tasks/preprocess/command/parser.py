@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, GROUPS, Arguments
+from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, GROUPS, Arguments, flag_of
 from mindspeed_llm.tasks.preprocess.command.refused import INERT, REFUSED, REFUSED_VALUES
 
 _USAGE = """\
@@ -47,7 +47,12 @@ def parse(argv: Sequence[str]) -> Arguments:
     found, others = parser.parse_known_args(argv)
     if others:
         raise _stray(others[0], argv)
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in vars(found).items()
+    }
+    for name, value in values.items():
+        if isinstance(value, tuple) and len(set(value)) < len(value):
+            raise UserError(f"{flag_of(name)} {' '.join(value)}: the same name stands there twice")
     return Arguments(**values, given=frozenset(values))
 
 

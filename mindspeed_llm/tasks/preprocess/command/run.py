@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ def run(job: Job) -> None:
     files = identify(job.inputs.files(), known, read=not job.inputs.is_stream)
     if _is_there(job, earlier, files):
         return
+    for file in files:
+        if not file.size:
+            _LOG.warning("data file %s is empty", file.path)
     with naming_the_folder(job.prefix), workspace:
         # Another run may have written it while this one waited for its turn.
         earlier = read_content(job.prefix)
@@ -121,22 +124,22 @@ def _work(job: Job, workspace: Workspace, files: Sequence[InputFile]) -> list[Su
             shown = _showing(chunks, done, progress)
             while len(parts) < arguments.n_subs:
                 is_last = len(parts) + 1 == arguments.n_subs
-                part = write_part(part_folder(workspace.folder, len(parts)), keys, shown, None if is_last else size)
-                if part is None:
+                made = write_part(part_folder(workspace.folder, len(parts)), keys, shown, None if is_last else size)
+                if made is None:
                     break
-                parts.append(part)
+                parts.append(made)
                 workspace.keep = arguments.n_subs > 1
     finally:
         progress.close()
     return parts
 
 
-def _chunks(job: Job, skip: int, part_size: int | None) -> Iterator[Chunk]:
+def _chunks(job: Job, skip: int, part_size: int | None) -> Generator[Chunk, None, None]:
     """The chunks of all records from number `skip` on."""
     records = itertools.islice(job.inputs.records(), skip, None)
     # Parts end where chunks end.
     batches = in_batches(records, min(BATCH_RECORDS, part_size or BATCH_RECORDS))
-    return run_work(batches, job.work, job.arguments.workers)
+    yield from run_work(batches, job.work, job.arguments.workers)
 
 
 def _showing(chunks: Iterator[Chunk], done: Summary, progress: Progress) -> Iterator[Chunk]:
@@ -152,7 +155,7 @@ def _showing(chunks: Iterator[Chunk], done: Summary, progress: Progress) -> Iter
 
 def _check_result(job: Job, summary: Summary, files: Sequence[InputFile]) -> None:
     """Raise UserError where nothing is left, or the input has changed under the work."""
-    if not summary.num_samples:
+    if not summary.num_tokens:
         reasons = "; ".join(summary.skip_lines()) or "there are no records"
         raise UserError(f"--input {job.arguments.input}: no sample is left of {summary.num_records} records: {reasons}")
     for file in files:

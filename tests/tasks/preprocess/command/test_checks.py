@@ -124,6 +124,10 @@ def test_combinations(argv: list[str], words: str) -> None:
         ([*SFT, "--map-keys", '{"prompt": "instrction"}'], "did you mean 'instruction'"),
         ([*SFT, "--prompt-type", "qwen33"], "did you mean qwen3"),
         (["--json-keys", "a/b"], "--json-keys 'a/b': the column is a part of the name of a file"),
+        (
+            ["--handler-name", "R1AlpacaStyleInstructionHandler", "--dataset-additional-keys", "input_ids"],
+            "--dataset-additional-keys 'input_ids': the key is a part of the name of a file",
+        ),
         (["--cache-dir", "x"], "--cache-dir is for data sets of the hub"),
         (["--tokenizer-name-or-path", "./nowhere"], "--tokenizer-name-or-path ./nowhere does not exist"),
         (["--tokenizer-type", "GPT2BPETokenizer"], "--tokenizer-type GPT2BPETokenizer needs --vocab-file"),

@@ -182,3 +182,14 @@ def test_mixed_types_are_listed(toys: Path, caplog: pytest.LogCaptureFixture) ->
         (folder / name).write_text('{"text": "x"}\n')
     with caplog.at_level(logging.INFO), pytest.raises(UserError, match=r"mixes file types \(\.csv: 1, \.jsonl: 2\)"):
         preprocess(source="in")
+
+
+def test_empty_files_among_others(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = toys / "in"
+    folder.mkdir()
+    for name, content in (("a.jsonl", ""), ("b.jsonl", '{"text": "x"}'), ("c.jsonl", "")):
+        (folder / name).write_text(content)
+    preprocess(source="in")
+    shown = capsys.readouterr().out
+    assert [f"{folder / name}.jsonl is empty" in shown for name in "abc"] == [True, False, True]
+    assert summary(toys / "out")["num_records"] == 1

@@ -121,6 +121,7 @@ def test_values() -> None:
         ("--pack true", "--pack takes no value, found 'true'"),
         ("--output-prefix my data", "'data' belongs to no flag; a value with spaces must stand in quotes"),
         ("--output-prefix", "argument --output-prefix: expected one argument"),
+        ("--json-keys text title text", "--json-keys text title text: the same name stands there twice"),
         ("--tokenizer-type BertWordPieceCase", "--tokenizer-type BertWordPieceCase is not available: no model"),
         ("--dataset-impl=lazy", "--dataset-impl lazy is not available: there is one format"),
         *[(f"{flag} x", f"{flag} is not available: {reason}") for flag, reason in REFUSED.items()],
