@@ -33,7 +33,7 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=total, initial=done.num_records, unit="record", desc=name, dynamic_ncols=True, file=sys.stderr
+                total=total, initial=done.num_records, unit=" records", desc=name, dynamic_ncols=True, file=sys.stderr
             )
             redirect_lines(lambda line: tqdm.write(line, file=sys.stdout))
 
