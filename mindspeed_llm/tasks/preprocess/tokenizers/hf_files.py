@@ -117,7 +117,7 @@ def read_hf_files(folder: Path, *, trust_remote_code: bool = False) -> RustToken
     added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     _check_added_ids(backend, added)
     _check_settings(config, backend)
-    tokens = dict(_defaults(names)) | {
+    tokens = _defaults(names, config) | {
         name: value for name, value in config.items() if name.endswith("_token") and not isinstance(value, bool)
     }
     special = {name: _special_token(name, value, added) for name, value in tokens.items() if value is not None}
@@ -126,6 +126,9 @@ def read_hf_files(folder: Path, *, trust_remote_code: bool = False) -> RustToken
         for value in extra.values() if isinstance(extra, Mapping) else extra:
             _special_token(name, value, added)
     _check_declared_tokens(folder, config, backend, special, added)
+    declared = config.get("added_tokens_decoder")
+    if declared is not None and len(declared) != len(added) and not names <= _AS_THE_FILE_SAYS:
+        raise NeedsTransformers(f"its class builds only the added tokens of {CONFIG_FILE}, which are not all")
     _check_begin_and_end(config, backend, special)
     return RustTokenizer(
         backend,
@@ -186,10 +189,13 @@ def _class_names(folder: Path, config: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def _defaults(names: set[str]) -> dict[str, str]:
-    defaults: dict[str, str] = {}
+def _defaults(names: set[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that the class has where the settings name none."""
+    defaults: dict[str, Any] = {}
     for name in names - _AS_THE_FILE_SAYS:
         defaults |= _BUILT_BY_CLASS[name].defaults
+    if len(names) > 1 and (missing := defaults.keys() - config.keys()):
+        raise NeedsTransformers(f"{CONFIG_FILE} does not say {sorted(missing)[0]}, on which its classes differ")
     return defaults
 
 

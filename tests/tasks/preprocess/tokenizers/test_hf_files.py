@@ -83,7 +83,7 @@ def _added(content, **flags):
     return {"__type": "AddedToken", "content": content, **flags}
 
 
-FIRST = byte_level_bpe().get_vocab_size()
+FIRST, QWEN_FIRST = byte_level_bpe().get_vocab_size(), qwen_like().get_vocab_size()
 DIRECT = {
     "byte level": _case(_plain),
     "pad is eos": _case(_plain, {"pad_token": "</s>"}),
@@ -132,6 +132,12 @@ TRANSFORMERS = {
     "unknown model type": _case(_plain, model_type="roberta"),
     "unknown setting": _case(_plain, {"do_more": 1}),
     "prefix space": _case(lambda: byte_level_bpe(EOT), {**GPT2_CONFIG, "add_prefix_space": True}, "gpt2"),
+    "classes with other defaults": _case(lambda: byte_level_bpe(EOT), {"eos_token": EOT, "bos_token": EOT}, "gpt2"),
+    "the class builds fewer added tokens": _case(
+        lambda: qwen_like(*QWEN),
+        QWEN_CONFIG | {"added_tokens_decoder": {QWEN_FIRST + i: {"content": QWEN[i]} for i in (0, 2)}},
+        "qwen3",
+    ),
     "merges are not dropped at random": _case(lambda: changed(byte_level_bpe(EOT), _drop), GPT2_CONFIG, "gpt2"),
 }
 
