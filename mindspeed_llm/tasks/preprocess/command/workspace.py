@@ -8,18 +8,17 @@ ends; the next run with the same prefix clears away what was left, or goes on wi
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.locks import FileLock, LockIsHeld
 
 _LOG = logging.getLogger("mindspeed_llm")
 _NOTE = "work.json"
@@ -35,10 +34,11 @@ class Workspace:
         self.prefix = Path(prefix)
         self.folder = self.prefix.parent / f".{self.prefix.name}.preprocess"
         self.keep = False
+        self._lock = FileLock(self.folder / "lock", without_locks="do not start two runs with one prefix")
 
     def __enter__(self) -> Workspace:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = self._locked()
+        self._take_lock()
         return self
 
     def __exit__(
@@ -49,47 +49,29 @@ class Workspace:
                 _LOG.warning("finished parts stay in %s; the same command goes on with them", self.folder)
             else:
                 self._clear()
-                (self.folder / "lock").unlink()
+                self._lock.remove()
         finally:
-            os.close(self._lock)
+            self._lock.release()
         if not self.keep:
             # After the lock is closed: until then network file systems keep a name for it in the folder. Another run
             # may have made itself a new lock there by now, and keeps the folder.
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
 
-    def _locked(self) -> int:
+    def _take_lock(self) -> None:
         while True:
             self.folder.mkdir(exist_ok=True)
             try:
-                lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+                self._lock.take()
+                return
             except FileNotFoundError:
                 # The run before has just removed the folder.
                 continue
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(lock, 200, 0).decode(errors="replace") or "unknown"
-                os.close(lock)
+            except LockIsHeld as held:
                 raise UserError(
-                    f"--output-prefix {self.prefix}: another run is writing it ({holder}); wait for its end, or choose "
-                    "another prefix"
+                    f"--output-prefix {self.prefix}: another run is writing it ({held.holder}); wait for its end, or "
+                    "choose another prefix"
                 ) from None
-            except OSError as error:
-                _LOG.warning("no locks in %s (%s): do not start two runs with one prefix", self.folder, error.strerror)
-            if self._is_still_there(lock):
-                break
-            # The run that held it has removed it in the meantime.
-            os.close(lock)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        return lock
-
-    def _is_still_there(self, lock: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(lock), os.stat(self.folder / "lock"))
-        except FileNotFoundError:
-            return False
 
     def note(self) -> dict[str, Any]:
         """What an earlier run was making here, by its own words; empty where there was none or it is unreadable."""
