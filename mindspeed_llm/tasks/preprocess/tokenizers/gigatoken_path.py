@@ -23,7 +23,7 @@ _LOG = logging.getLogger("mindspeed_llm")
 
 FIRST_CHARS = 1 << 20
 """Loading takes as long as so many characters take with `tokenizers`: it is put off until they have been seen."""
-_CACHE_BYTES = 100 << 20
+_CACHE_BYTES = 48 << 20
 """gigatoken keeps every word that it has seen. When the process has grown by so much, it is loaded anew."""
 _CHECKED_SPECIALS = 200
 _NOTHING = np.zeros(0, np.uint32)
@@ -84,9 +84,13 @@ class GigatokenPath:
                 self._seen_chars += sum(map(len, texts))
                 if self._seen_chars >= FIRST_CHARS:
                     self._load()
-            elif _process_bytes() - self._bytes_at_load > _CACHE_BYTES:
-                self._encode = None
-                self._encode = self._new_encode()
+            else:
+                now = _process_bytes()
+                # The one before may have been freed only after this one was loaded.
+                self._bytes_at_load = min(self._bytes_at_load, now)
+                if now - self._bytes_at_load > _CACHE_BYTES:
+                    self._encode = None
+                    self._encode = self._new_encode()
             return self._encode
 
     def _load(self) -> None:
