@@ -38,7 +38,8 @@ def build_sample(turns: Sequence[Turn], options: SampleOptions, efficient_eos_id
     A turn that is too long is cut by `turn_budget`; turns after the cut are left out (before it, with mask_history,
     where the last turn matters most). With `efficient_eos_id` a trained reply is closed by that id as the label of the
     next turn's first token, and the id is appended to the whole. `eod_id` is appended where the sample does not end in
-    it. Raises UnusableRecord when no target is left.
+    it. Neither is a target after a reply that was cut: it would teach to stop in mid-sentence. Raises UnusableRecord
+    when no target is left.
     """
     (sample,) = _samples([turns], options, efficient_eos_id, None)
     return sample
@@ -68,14 +69,14 @@ def _samples(
     joined = [_joined(turns, options, efficient_eos_id, last_lengths) for turns in sides]
     eod_id = options.eod_id
     if eod_id is not None:
-        if any(ids[-1] != eod_id and len(ids) == options.cutoff_len for ids, _ in joined):
+        if any(ids[-1] != eod_id and len(ids) == options.cutoff_len for ids, _, _ in joined):
             shorter = replace(options, cutoff_len=options.cutoff_len - 1)
             joined = [_joined(turns, shorter, efficient_eos_id, last_lengths) for turns in sides]
-        for ids, labels in joined:
+        for ids, labels, is_whole in joined:
             if ids[-1] != eod_id:
                 ids.append(eod_id)
-                labels.append(eod_id)
-    samples = [(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)) for ids, labels in joined]
+                labels.append(eod_id if is_whole else IGNORE_INDEX)
+    samples = [(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)) for ids, labels, _ in joined]
     # The first token of a sample is never predicted.
     if any((labels[1:] == IGNORE_INDEX).all() for _, labels in samples):
         raise UnusableRecord(NO_TARGET)
@@ -84,13 +85,13 @@ def _samples(
 
 def _kept_turns(
     turns: Sequence[Turn], options: SampleOptions, room: int, last_lengths: tuple[int, int] | None
-) -> list[tuple[Turn, bool]]:
-    """The turns that fit in `room` tokens, cut, each with whether its reply carries loss.
+) -> list[tuple[Turn, bool, bool]]:
+    """The turns that fit in `room` tokens, cut, each with whether its reply carries loss and whether it is whole.
 
     `last_lengths` (source, target) are those that the last reply's turn counts with. Raises UnusableRecord when no
     reply that carries loss is left.
     """
-    kept: list[tuple[Turn, bool]] = []
+    kept: list[tuple[Turn, bool, bool]] = []
     order = reversed(turns) if options.mask_history else iter(turns)
     reason = NO_TARGET
     seen_reply = False
@@ -105,10 +106,11 @@ def _kept_turns(
         room -= source_len + target_len
         trained = turn.train and bool(turn.target) and not (options.mask_history and seen_reply)
         seen_reply = seen_reply or bool(turn.target)
-        kept.append((Turn(turn.source[:source_len], turn.target[:target_len]), trained))
+        is_whole = target_len >= len(turn.target)
+        kept.append((Turn(turn.source[:source_len], turn.target[:target_len]), trained, is_whole))
     if options.mask_history:
         kept.reverse()
-    if not any(trained for _, trained in kept):
+    if not any(trained for _, trained, _ in kept):
         raise UnusableRecord(reason)
     return kept
 
@@ -118,22 +120,24 @@ def _joined(
     options: SampleOptions,
     efficient_eos_id: int | None,
     last_lengths: tuple[int, int] | None,
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[int], list[int], bool]:
+    """ids, labels, and whether the last reply is whole."""
     room = options.cutoff_len - (efficient_eos_id is not None)
     ids: list[int] = []
     labels: list[int] = []
-    reply_before_trained = False
-    for turn, trained in _kept_turns(turns, options, room, last_lengths):
+    is_end_taught = False
+    is_whole = True
+    for turn, trained, is_whole in _kept_turns(turns, options, room, last_lengths):
         source_labels = list(turn.source) if options.train_on_prompt else [IGNORE_INDEX] * len(turn.source)
-        if efficient_eos_id is not None and reply_before_trained and source_labels:
+        if efficient_eos_id is not None and is_end_taught and source_labels:
             source_labels[0] = efficient_eos_id
         ids += turn.source + turn.target
         labels += source_labels + (turn.target if trained else [IGNORE_INDEX] * len(turn.target))
-        reply_before_trained = trained
+        is_end_taught = trained and is_whole
     if efficient_eos_id is not None:
         ids.append(efficient_eos_id)
-        labels.append(efficient_eos_id if reply_before_trained else IGNORE_INDEX)
-    return ids, labels
+        labels.append(efficient_eos_id if is_end_taught else IGNORE_INDEX)
+    return ids, labels, is_whole
 
 
 def turn_budget(source_len: int, target_len: int, room: int) -> tuple[int, int]:

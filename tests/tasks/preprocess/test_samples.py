@@ -98,7 +98,9 @@ def test_cutting_leaves_both_sides_the_same_prompt(cutoff_len, eod_id):
     prompts = [ids[: next(i for i, label in enumerate(labels) if label != N)] for ids, labels in sides]
     assert prompts[0] == prompts[1]
     assert all(len(ids) <= cutoff_len for ids, _ in sides)
-    assert all(eod_id is None or (ids[-1], labels[-1]) == (eod_id, eod_id) for ids, labels in sides)
+    for (ids, labels), reply in zip(sides, (7, 11), strict=True):
+        is_whole = reply == 7 or 15 in ids
+        assert eod_id is None or (ids[-1], labels[-1]) == (eod_id, eod_id if is_whole else N)
 
 
 def test_a_pair_without_room_on_one_side_is_unusable():
@@ -112,4 +114,20 @@ def test_eod_ends_the_sample_once():
     assert sample(eos=EOS, eod_id=EOS) == sample(eos=EOS)
     # Room is left for it only where it is needed.
     assert sample(eod_id=8, cutoff_len=8) == sample()
-    assert sample(eod_id=EOS, cutoff_len=8) == ([1, 2, 3, 4, 5, 6, 7, EOS], [N, N, 3, 4, N, N, 7, EOS])
+    # The last reply is cut for it, so that it is no target.
+    assert sample(eod_id=EOS, cutoff_len=8) == ([1, 2, 3, 4, 5, 6, 7, EOS], [N, N, 3, 4, N, N, 7, N])
+
+
+@pytest.mark.parametrize("mask_history", [False, True])
+def test_the_end_of_a_reply_that_was_cut_is_no_target(mask_history):
+    """Neither the closing label of efficient_eos nor the appended eod teaches to stop in mid-sentence."""
+    turns = [Turn([1, 2], list(range(10, 30)))]
+    for whole, cutoff_len in ((True, 40), (False, 12)):
+        options = SampleOptions(cutoff_len=cutoff_len, mask_history=mask_history, eod_id=8)
+        for eos in (None, 9):
+            ids, labels = build_sample(turns, options, eos)
+            assert ids[-1] == 8 and (labels[-1] == 8) == whole
+            if eos is not None:
+                assert ids[-2] == 9 and (labels[-2] == 9) == whole
+            assert len(ids) <= cutoff_len
+            assert list(labels[:3]) == [-100, -100, 10]
