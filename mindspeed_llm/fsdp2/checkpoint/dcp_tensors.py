@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
 from mindspeed_llm.fsdp2.checkpoint.manifest import METADATA, DamagedCheckpoint
-from mindspeed_llm.fsdp2.checkpoint.safe_reader import load_plain, read_metadata, tensor_entries
+from mindspeed_llm.fsdp2.checkpoint.safe_reader import file_of, load_plain, read_metadata, tensor_entries
 
 
 class CheckpointTensors:
@@ -28,10 +28,8 @@ class CheckpointTensors:
         metadata = read_metadata(folder)
         self.entries: dict[str, TensorStorageMetadata] = tensor_entries(metadata, folder)
         self._storage = metadata.storage_data or {}
-        for file in {info.relative_path for info in self._storage.values()}:
-            # The name comes from a file that anybody may have written.
-            if Path(file).name != file:
-                raise DamagedCheckpoint(f"{folder / METADATA} names {file}, which is not a file of this directory")
+        for place in self._storage.values():
+            file_of(place, folder)
         for name, entry in self.entries.items():
             self._check_complete(name, entry)
 

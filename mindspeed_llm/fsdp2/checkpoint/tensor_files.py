@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from mindspeed_llm.fsdp2.checkpoint.manifest import METADATA
-from mindspeed_llm.fsdp2.checkpoint.safe_reader import SafeFileSystemReader, TensorsOnlyPlanner, refused_class
+from mindspeed_llm.fsdp2.checkpoint.manifest import METADATA, DamagedCheckpoint
+from mindspeed_llm.fsdp2.checkpoint.safe_reader import SafeFileSystemReader, TensorsOnlyPlanner
 from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError, Storage
 from mindspeed_llm.platform import distributed
 
@@ -70,7 +70,7 @@ def read_tensors(tensors: dict[str, torch.Tensor], folder: Path, storage: Storag
                 process_group=storage.group,
             )
     except CheckpointException as error:
-        raise CheckpointError(f"reading {folder} {_describe(error)}") from None
+        raise CheckpointError(f"reading {folder} {_describe(error)}{_hint(error)}") from None
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -125,14 +125,17 @@ class _NodeWriter(dcp.FileSystemWriter):
 
 def _describe(failure: CheckpointException) -> str:
     rank, (cause, _) = sorted(failure.failures.items())[0]
-    while cause.__cause__ is not None:
+    while not isinstance(cause, DamagedCheckpoint) and cause.__cause__ is not None:
         cause = cause.__cause__
-    if isinstance(cause, pickle.UnpicklingError):
-        return f"failed on rank {rank}: a file {refused_class(cause)}"
-    text = f"failed on rank {rank}: {type(cause).__name__}: {cause}"
-    if isinstance(cause, FileNotFoundError):
-        text += (
-            " (nodes with disks of their own each hold what their own ranks wrote, and no more: to resume on other "
-            "ranks, copy the checkpoint's files of all nodes into one folder)"
-        )
-    return text
+    text = str(cause) if isinstance(cause, DamagedCheckpoint) else f"{type(cause).__name__}: {cause}"
+    return f"failed on rank {rank}: {text}"
+
+
+def _hint(failure: CheckpointException) -> str:
+    """Why a file may be missing in a checkpoint whose manifest is fulfilled."""
+    if not any(isinstance(cause, FileNotFoundError) for cause, _ in failure.failures.values()):
+        return ""
+    return (
+        " (nodes with disks of their own each hold what their own ranks wrote, and no more: to resume on other "
+        "ranks, copy the checkpoint's files of all nodes into one folder)"
+    )
