@@ -16,7 +16,7 @@ from mindspeed_llm.fsdp2.checkpoint.dcp_tensors import CheckpointTensors
 from mindspeed_llm.fsdp2.checkpoint.hf_export import plan_export
 from mindspeed_llm.fsdp2.checkpoint.hf_names import map_to_model, record_conversions, to_file_layout
 from mindspeed_llm.fsdp2.checkpoint.hf_writer import HfWriter, let_generation_stop
-from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
+from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest, size_text
 from mindspeed_llm.fsdp2.checkpoint.train_state import MODEL, check_entries
 from mindspeed_llm.fsdp2.checkpoint.weight_files import has_weights, indexed_names, open_weights
 from mindspeed_llm.fsdp2.config.config import Config
@@ -52,8 +52,8 @@ def convert(
         trust_remote_code: whether the model's own code may run.
 
     Raises:
-        UserError: no usable model directory, or `save_dir` cannot be written.
-        DamagedCheckpoint: the checkpoint is not complete, or belongs to another model.
+        UserError: no usable model directory, the checkpoint belongs to another model, or `save_dir` cannot be written.
+        DamagedCheckpoint: the checkpoint is not complete.
     """
     started = time.monotonic()
     model_config = _model_config(manifest, model_configs, trust_remote_code)
@@ -72,7 +72,12 @@ def convert(
     state = model.state_dict()
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     wanted = {f"{MODEL}.{name}": tensor for name, tensor in state.items() if name not in tied}
-    check_entries(wanted, tensors.entries, str(folder))
+    check_entries(
+        wanted,
+        tensors.entries,
+        source=f"--load-dir: {folder}",
+        advice="give the directory of the model that the run was started from as --model-configs",
+    )
     _check_files_present(folder, manifest, tensors.files_of(wanted))
 
     dtype = dtype or manifest.config.get("training", {}).get("hf_export_dtype")
@@ -87,9 +92,9 @@ def convert(
     try:
         with HfWriter(save_dir, plan.files, shard_size, on_file=report) as writer:
             logger.info(
-                "Writing %d tensors (%.2f GiB) to %d files",
+                "Writing %d tensors (%s) to %d files",
                 len(plan.files),
-                writer.plan.total_size / 2**30,
+                size_text(writer.plan.total_size),
                 len(writer.plan.files),
             )
             for group in plan.groups:

@@ -121,7 +121,14 @@ def _cells(entry: Entry, now: float, is_latest: bool) -> tuple[str, ...]:
     else:
         state = "whole, latest" if is_latest else "whole"
     contents = "" if entry.manifest is None else "model, optimizer" if entry.manifest.has_optimizer else "model only"
-    return (str(entry.step), _bytes(entry.size), _age(now - entry.modified), _topology(entry.manifest), contents, state)
+    return (
+        str(entry.step),
+        layout.size_text(entry.size),
+        _age(now - entry.modified),
+        _topology(entry.manifest),
+        contents,
+        state,
+    )
 
 
 def _topology(manifest: Manifest | None) -> str:
@@ -137,10 +144,6 @@ def _line(cells: tuple[str, ...]) -> str:
     numbers = [cell.rjust(width) for cell, width in zip(cells[:3], _WIDTHS[:3], strict=True)]
     texts = [cell.ljust(width) for cell, width in zip(cells[3:], _WIDTHS[3:], strict=True)]
     return "  ".join([*numbers, *texts]).rstrip()
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**27 else f"{size / 2**20:.2f} MiB"
 
 
 def _age(seconds: float) -> str:

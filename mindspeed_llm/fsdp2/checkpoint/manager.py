@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import threading
 import time
@@ -17,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mindspeed_llm.fsdp2.checkpoint import manifest as layout
+from mindspeed_llm.fsdp2.checkpoint import retention
 from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
 from mindspeed_llm.fsdp2.checkpoint.safe_reader import load_plain, read_metadata, tensor_entries
 from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError, Storage, open_storage
@@ -31,9 +31,6 @@ from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
 
 logger = get_logger(__name__)
-
-_REPLACED = f".replaced{layout.TEMPORARY_SUFFIX}"
-_REMOVED = f".removed{layout.TEMPORARY_SUFFIX}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +78,17 @@ class CheckpointManager:
         self._facts = facts
         self._total_limit = total_limit if total_limit and total_limit > 0 else None
         self._only_model, self._asynchronous = only_model, asynchronous
+        self._exports = layout.exports_folder(output_dir)
         self._storage: Storage = open_storage(self._folder)
         self._job: _Job | None = None
-        self._storage.leaders_only("removing unfinished checkpoints", self._remove_unfinished)
+        # What belongs to this run's line of training: steps up to where it goes on, and what it has written since.
+        # None: not said (yet), all belongs.
+        self._goes_on_from: int | None = None
+        self._written: set[int] = set()
+        self._exported: set[int] = set()
+        # The checkpoint whose weights alone this run started from; it stays until there is another.
+        self._source: int | None = None
+        self._storage.leaders_only("removing unfinished checkpoints", self._put_in_order)
 
     @property
     def failed(self) -> bool:
@@ -110,6 +115,9 @@ class CheckpointManager:
             CheckpointError: on all ranks, for this save, or with `asynchronous` for the one before.
         """
         self.wait()
+        # The export of this step comes afterwards: what has its name now is an earlier one.
+        self._storage.leaders_only("setting earlier exports aside", self._set_exports_aside)
+        self._exported.add(step)
         tensors = model_tensors(model)
         if not self._only_model:
             tensors |= optimizer_tensors(model, optimizer)
@@ -150,7 +158,8 @@ class CheckpointManager:
         Returns this rank's random state, or None where the checkpoint has none for it (another number of ranks).
 
         Raises:
-            CheckpointError: it belongs to another model, or holds more than tensors.
+            UserError: it belongs to another model.
+            CheckpointError: it cannot be read, or holds more than tensors.
         """
         what = f"loading {folder}"
         tensors = self._storage.together(what, lambda: self._tensors_to_load(folder, manifest, model, optimizer))
@@ -158,7 +167,54 @@ class CheckpointManager:
         path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
         same_ranks = manifest.topology["ranks"] == distributed.world_size()
         has_state = same_ranks and manifest.has_optimizer
-        return self._storage.together(what, lambda: load_plain(path) if has_state else None)
+        return self._storage.together(what, lambda: _load_state(path) if has_state else None)
+
+    def begin(self, chosen: tuple[Path, Manifest] | None) -> None:
+        """Say what this run goes on from, before it trains (a collective): what `choose` gave.
+
+        Without a checkpoint, or with one that lies elsewhere, all checkpoints and exports of the output folder are of
+        another run and are set aside now; those of another line of training when the first of this one is published.
+
+        Raises:
+            CheckpointError: they cannot be moved.
+        """
+        is_own = chosen is not None and chosen[0].resolve().parent == self._folder.resolve()
+        self._goes_on_from = -1
+        if chosen is None or not is_own:
+            self._storage.leaders_only(
+                "setting earlier checkpoints aside", lambda: retention.set_aside_all(self._output_dir)
+            )
+        elif chosen[1].has_optimizer:
+            self._goes_on_from = chosen[1].step
+        else:
+            self._source = chosen[1].step
+
+    def is_export_missing(self, checkpoint: Path) -> bool:
+        """Whether the output folder lacks the model of `checkpoint`, which was written after the last step of a run (a
+        collective): it lies elsewhere, or the run ended before its export did.
+        """
+
+        def is_there() -> bool:
+            if checkpoint.resolve().parent != self._folder.resolve():
+                return False
+            export, saved = self._output_dir / "config.json", checkpoint / layout.FILE_NAME
+            return export.exists() and export.stat().st_mtime >= saved.stat().st_mtime
+
+        return not self._storage.gather(is_there())[0]
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint of the output folder, or None."""
+        found = layout.find_checkpoints(self._output_dir)
+        return found[-1][1] if found else None
+
+    def remove_old_exports(self, newest: int) -> None:
+        """Keep `total_limit` of the exports that are made at checkpoints; `newest` was made just now. On the rank that
+        writes them; no collective. A failure is reported only.
+        """
+        try:
+            retention.remove_oldest(self._exports, self._total_limit, newest=newest)
+        except OSError as error:
+            logger.warning("an old export in %s cannot be removed: %s", self._exports, error)
 
     def choose(self, wanted: str) -> tuple[Path, Manifest] | None:
         """The checkpoint to resume from (a collective): `latest`, or a directory.
@@ -237,9 +293,12 @@ class CheckpointManager:
             if storage.is_leader:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
-        storage.leaders_only("removing old checkpoints", lambda: self._remove_old(job.step))
+        storage.leaders_only(
+            "removing old checkpoints",
+            lambda: retention.remove_oldest(self._folder, self._total_limit, newest=job.step),
+        )
         size = sum(entry["size"] for part in everyone for entry in part.values())
-        logger.info("Saved checkpoint %s (%.2f GiB in %.1f s)", final, size / 2**30, time.monotonic() - started)
+        logger.info("Saved checkpoint %s (%s in %.1f s)", final, layout.size_text(size), time.monotonic() - started)
 
     def _write_rank_state(self, job: _Job, folder: Path) -> None:
         path = folder / layout.EXTRA_STATE / f"extra_state_rank_{distributed.rank()}.pt"
@@ -274,40 +333,28 @@ class CheckpointManager:
         )
         layout.sync_folder(temporary / layout.EXTRA_STATE)
         layout.sync_folder(temporary)
-        if final.exists():
-            # A resumed run that passes this step again: the new one replaces the old one in two renames.
-            outdated = final.with_name(final.name + _REPLACED)
-            shutil.rmtree(outdated, ignore_errors=True)
-            os.rename(final, outdated)
-            os.rename(temporary, final)
-            shutil.rmtree(outdated, ignore_errors=True)
-        else:
-            os.rename(temporary, final)
-        layout.sync_folder(self._folder)
+        # Before the new one is there, so that `latest` is at no moment a checkpoint of another line.
+        others = [step for step in self._foreign_steps(self._folder, self._written) if step != self._source]
+        retention.set_aside_steps(self._folder, others)
+        retention.replace(self._folder, final.name, temporary)
         layout.write_durably(self._folder / layout.LATEST, final.name + "\n")
+        self._written.add(job.step)
+        self._source = None
+        retention.set_aside_steps(self._folder, self._foreign_steps(self._folder, self._written))
 
-    def _remove_old(self, newest: int) -> None:
-        if self._total_limit is None:
-            return
-        # Checkpoints of later steps come from an earlier attempt of this run; the newest is never one of the victims.
-        others = [(step, path) for step, path in layout.find_checkpoints(self._output_dir) if step != newest]
-        for _, path in others[: max(len(others) - (self._total_limit - 1), 0)]:
-            _remove_folder(path)
+    def _foreign_steps(self, folder: Path, mine: set[int]) -> list[int]:
+        """Steps in a folder that belong to another line of training than this run's."""
+        kept = self._goes_on_from
+        if kept is None:
+            return []
+        return [step for step, _ in layout.steps_in(folder) if step > kept and step not in mine]
 
-    def _remove_unfinished(self) -> None:
-        for path in [
-            *self._folder.glob(f".{layout.LATEST}.*{layout.TEMPORARY_SUFFIX}"),
-            *self._folder.glob(".shared_*"),
-        ]:
-            path.unlink(missing_ok=True)
-        for path in self._folder.glob(f"global_step_*{_REPLACED}"):
-            # Killed between the two renames of a replacement: the old checkpoint is whole and takes its place again.
-            final = path.with_name(path.name.removesuffix(_REPLACED))
-            if not final.exists():
-                os.rename(path, final)
-        for path in self._folder.glob(f"global_step_*{layout.TEMPORARY_SUFFIX}"):
-            logger.info("removed the unfinished checkpoint %s", path)
-            _remove_folder(path)
+    def _set_exports_aside(self) -> None:
+        retention.set_aside_steps(self._exports, self._foreign_steps(self._exports, self._exported))
+
+    def _put_in_order(self) -> None:
+        for folder in (self._folder, self._exports):
+            retention.finish_interrupted(folder)
 
     # --- reading
 
@@ -319,8 +366,21 @@ class CheckpointManager:
         if manifest.has_optimizer:
             make_optimizer_tensors(model, optimizer, entries)
             tensors |= optimizer_tensors(model, optimizer)
-        check_entries(tensors, entries, str(folder))
+        check_entries(
+            tensors,
+            entries,
+            source=f"training.resume_from_checkpoint: {folder}",
+            advice="resume with the model and the optimizer that wrote it, or start anew with another "
+            "training.output_dir and without resume_from_checkpoint",
+        )
         return tensors
+
+
+def _load_state(path: Path) -> dict[str, Any]:
+    state = load_plain(path)
+    if not isinstance(state, dict) or "rng" not in state:
+        raise layout.DamagedCheckpoint(f"{path} holds no random state")
+    return state
 
 
 def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -335,12 +395,3 @@ def _fresh_folder(path: Path) -> None:
     if path.exists():
         shutil.rmtree(path)
     path.mkdir(parents=True)
-
-
-def _remove_folder(path: Path) -> None:
-    """Remove a checkpoint so that a crash in between leaves no directory under its final name with files missing."""
-    doomed = path
-    if not path.name.endswith(layout.TEMPORARY_SUFFIX):
-        doomed = path.with_name(path.name + _REMOVED)
-        os.rename(path, doomed)
-    shutil.rmtree(doomed)

@@ -26,14 +26,18 @@ from typing import Any
 import xxhash
 
 FOLDER = "checkpoints"
+EXPORTS = "hf"
+STEP_PREFIX = "global_step_"
 LATEST = "latest"
 FILE_NAME = "manifest.json"
 METADATA = ".metadata"
 EXTRA_STATE = "extra_state"
 TEMPORARY_SUFFIX = ".tmp"
 FORMAT = 1
+# What the trainer needs to go on, in `Manifest.progress`.
+PROGRESS = ("step", "samples", "tokens", "layouts", "loss_scaler", "interval")
 
-_STEP_FOLDER = re.compile(r"global_step_(\d+)")
+_STEP_FOLDER = re.compile(rf"{STEP_PREFIX}(\d+)")
 _CHUNK = 1 << 22
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"\n}\n\Z')
 
@@ -66,18 +70,34 @@ def checkpoints_folder(output_dir: Path) -> Path:
     return output_dir / FOLDER
 
 
+def exports_folder(output_dir: Path) -> Path:
+    """The folder of the Hugging Face exports that a run makes at its checkpoints."""
+    return output_dir / EXPORTS
+
+
 def step_name(step: int) -> str:
     """Directory name of the checkpoint after `step` optimizer steps."""
-    return f"global_step_{step}"
+    return f"{STEP_PREFIX}{step}"
 
 
 def find_checkpoints(output_dir: Path) -> list[tuple[int, Path]]:
     """(step, directory) of all published checkpoints of a run, oldest first."""
-    folder = checkpoints_folder(output_dir)
+    return steps_in(checkpoints_folder(output_dir))
+
+
+def steps_in(folder: Path) -> list[tuple[int, Path]]:
+    """(step, directory) of all directories in `folder` that are called as a checkpoint is, lowest step first."""
     if not folder.is_dir():
         return []
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP_FOLDER.fullmatch(path.name))]
     return sorted((step, path) for step, path in found if path.is_dir())
+
+
+def size_text(size: int) -> str:
+    """A number of bytes for people."""
+    if size >= 2**27:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.2f} MiB" if size >= 2**17 else f"{size / 2**10:.2f} KiB"
 
 
 def read_latest(output_dir: Path) -> str | None:
@@ -131,11 +151,33 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**content)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path} is missing") from None
+    except IsADirectoryError:
+        raise DamagedCheckpoint(f"{path} is a directory, expected a file") from None
     except (OSError, ValueError, TypeError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read ({type(error).__name__}: {error})") from error
     if manifest.format != FORMAT or not manifest.files:
         raise DamagedCheckpoint(f"{path}: format {manifest.format!r}, expected {FORMAT}, with a list of files")
+    if problem := _wrong_value(manifest):
+        raise DamagedCheckpoint(f"{path}: {problem}")
     return manifest
+
+
+def _wrong_value(manifest: Manifest) -> str | None:
+    """What no writer of this program would have put there, though the checksum fits."""
+    if not isinstance(manifest.step, int) or not isinstance(manifest.has_optimizer, bool):
+        return f"step {manifest.step!r} or has_optimizer {manifest.has_optimizer!r} is no such value"
+    for name in ("files", "topology", "progress", "versions", "config"):
+        if not isinstance(getattr(manifest, name), dict):
+            return f"{name} is no mapping"
+    if not isinstance(manifest.topology.get("ranks"), int):
+        return "topology names no number of ranks"
+    for name, entry in manifest.files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"{name} is not a file of this directory"
+        if not isinstance(entry, dict) or entry.keys() != {"size", "xxh3"}:
+            return f"{name} has no size and hash"
+    missing = [name for name in PROGRESS if name not in manifest.progress] if manifest.progress else []
+    return f"progress lacks {', '.join(missing)}" if missing else None
 
 
 def check_file(folder: Path, manifest: Manifest, name: str, *, with_hash: bool = True) -> None:
@@ -149,6 +191,8 @@ def check_file(folder: Path, manifest: Manifest, name: str, *, with_hash: bool =
         size = path.stat().st_size
     except OSError as error:
         raise DamagedCheckpoint(f"{path} is missing ({error.strerror})") from error
+    if path.is_dir():
+        raise DamagedCheckpoint(f"{path} is a directory, expected a file")
     if size != expected["size"]:
         raise DamagedCheckpoint(f"{path} has {size} bytes instead of {expected['size']}")
     try:

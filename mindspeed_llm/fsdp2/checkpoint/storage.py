@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint
 from mindspeed_llm.platform import distributed
 
 Result = TypeVar("Result")
@@ -37,18 +40,23 @@ class Storage:
         """Run `action` on every rank and go on only if all succeed, so that no rank waits for one that has failed.
 
         Raises:
+            UserError: on all ranks alike, where the first failing rank has met one.
             CheckpointError: on all ranks alike, with the first failing rank's cause.
         """
         error, result = None, None
         try:
             result = action()
+        except UserError as mistake:
+            error = (True, str(mistake))
+        except DamagedCheckpoint as damage:
+            error = (False, str(damage))
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
-        errors: list[str | None] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(errors, error, group=self.group)
-        failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
+            error = (False, f"{type(failure).__name__}: {failure}")
+        failed = [(rank, *found) for rank, found in enumerate(self.gather(error)) if found is not None]
         if failed:
-            rank, text = failed[0]
+            rank, is_mistake, text = failed[0]
+            if is_mistake:
+                raise UserError(text)
             more = f" (and on {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
             raise CheckpointError(f"{what} failed on rank {rank}: {text}{more}")
         return result  # type: ignore[return-value]
@@ -81,7 +89,8 @@ def open_storage(folder: Path) -> Storage:
 
     def make() -> None:
         if first_of_node:
-            folder.mkdir(parents=True, exist_ok=True)
+            # A link whose target is missing is a folder to make, too.
+            Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
         if distributed.rank() == 0:
             probe.touch()
 
@@ -91,3 +100,10 @@ def open_storage(folder: Path) -> Storage:
         probe.unlink()
     leader = distributed.rank() == 0 if shared else first_of_node
     return Storage(group=group, shared=shared, is_leader=leader, nodes=tuple(nodes))
+
+
+def on_any_rank(condition: bool) -> bool:
+    """Whether `condition` holds on some rank (a collective)."""
+    conditions: list[bool] = [False] * distributed.world_size()
+    dist.all_gather_object(conditions, condition, group=distributed.new_host_group())
+    return any(conditions)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint
+from mindspeed_llm.errors import UserError
 
 MODEL = "model"
 OPTIMIZER = "optimizer"
@@ -47,23 +47,23 @@ def make_optimizer_tensors(
 
 
 def check_entries(
-    wanted: Mapping[str, torch.Tensor], entries: Mapping[str, TensorStorageMetadata], source: str
+    wanted: Mapping[str, torch.Tensor], entries: Mapping[str, TensorStorageMetadata], *, source: str, advice: str
 ) -> None:
-    """Compare names and shapes before anything is read.
+    """Compare names and shapes before anything is read. `source` begins an error's text, `advice` ends it.
 
     Raises:
-        DamagedCheckpoint: a tensor of the run that the checkpoint lacks, one of the checkpoint's model tensors that the
-            run lacks, or a shape that differs.
+        UserError: a tensor of the run that the checkpoint lacks, one of the checkpoint's model tensors that the run
+            lacks, or a shape that differs.
     """
     missing = sorted(wanted.keys() - entries.keys())
     left_over = sorted(name for name in entries.keys() - wanted.keys() if name.startswith(f"{MODEL}."))
     if missing or left_over:
         parts = [f"{len(missing)} tensors are not in it ({', '.join(missing[:3])})"] if missing else []
         parts += [f"{len(left_over)} of its tensors have no place ({', '.join(left_over[:3])})"] if left_over else []
-        raise DamagedCheckpoint(f"{source} belongs to another model: {'; '.join(parts)}")
+        raise UserError(f"{source} belongs to another model: {'; '.join(parts)}; {advice}")
     for name, tensor in wanted.items():
         if tuple(entries[name].size) != tuple(tensor.shape):
-            raise DamagedCheckpoint(
+            raise UserError(
                 f"{source} belongs to another model: {name} has shape {list(entries[name].size)} instead of "
-                f"{list(tensor.shape)}"
+                f"{list(tensor.shape)}; {advice}"
             )
