@@ -32,6 +32,11 @@ class FileLock:
         self.path, self._advice = path, without_locks
         self._descriptor: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this object has taken the lock and not released it."""
+        return self._descriptor is not None
+
     def take(self, note: str = "") -> None:
         """Take the lock and leave `note` (one line) for others to read.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.resume_source import check_resume
 from mindspeed_llm.fsdp2.config import (
     Config,
     check_config,
@@ -21,6 +22,9 @@ from mindspeed_llm.fsdp2.config import (
 )
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
     from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
     from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
     from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
@@ -44,6 +48,7 @@ def main(argv: list[str]) -> int:
     config = invocation.config
     world_size = _environment_world_size()
     notices = check_config(config, world_size=world_size)
+    check_resume(config.training)
 
     from mindspeed_llm.observability.log import get_logger, setup_logging
 
@@ -66,17 +71,14 @@ def main(argv: list[str]) -> int:
 
 
 def _train(config: Config) -> None:
-    from mindspeed_llm.fsdp2.data.data_factory import DataFactory
-    from mindspeed_llm.fsdp2.data.order import DataPosition
     from mindspeed_llm.fsdp2.distributed.mesh import build_mesh
-    from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
     from mindspeed_llm.fsdp2.models.preflight import preflight
-    from mindspeed_llm.fsdp2.train.trainer import Trainer
+    from mindspeed_llm.fsdp2.train.run_lock import run_lock
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
     from mindspeed_llm.platform import distributed
     from mindspeed_llm.platform.memory import return_freed_blocks
-    from mindspeed_llm.platform.random import seed_everything, set_rng_state
+    from mindspeed_llm.platform.random import seed_everything
 
     logger = get_logger(__name__)
     training = config.training
@@ -98,6 +100,27 @@ def _train(config: Config) -> None:
     )
     # What costs nothing to check comes first, then the data, then the weights.
     tokenizer = preflight(config).tokenizer
+    with run_lock(Path(training.output_dir)):
+        _train_alone(config, tokenizer, mesh, device)
+    if created:
+        # Only on success: after an error the group's store still serves to agree on the one rank that reports it.
+        distributed.destroy_process_group()
+
+
+def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataMesh, device: torch.device) -> None:
+    """What `_train` does once no other run can write to the output folder."""
+    from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_data_length, check_settings
+    from mindspeed_llm.fsdp2.data.data_factory import DataFactory
+    from mindspeed_llm.fsdp2.data.order import DataPosition
+    from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
+    from mindspeed_llm.fsdp2.train.trainer import Trainer
+    from mindspeed_llm.observability.log import get_logger
+    from mindspeed_llm.platform import device as platform_device
+    from mindspeed_llm.platform import distributed
+    from mindspeed_llm.platform.random import seed_everything, set_rng_state
+
+    logger = get_logger(__name__)
+    training = config.training
     micro_batches = training.per_device_train_batch_size * training.gradient_accumulation_steps
     saves = training.save_steps > 0 or training.save_epochs > 0
     wanted = training.resume_from_checkpoint
@@ -107,18 +130,26 @@ def _train(config: Config) -> None:
         logger.info("No checkpoint in %s yet: training starts at step 0", training.output_dir)
     # A checkpoint of the model alone gives the weights to start from, and nothing to go on with.
     progress = chosen[1].progress if chosen and chosen[1].has_optimizer else None
-    start = None
-    if progress is not None:
+    start, changes = None, None
+    if chosen and progress is not None:
+        changes = check_settings(chosen[1], config)
         start = DataPosition(step=progress["step"], samples=progress["samples"], layouts=tuple(progress["layouts"]))
     data = DataFactory(config, tokenizer).build(
         rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size, start=start
     )
+    if checkpoints and chosen and progress is not None:
+        check_data_length(chosen[1], data.train, training)
+        is_finished = progress["step"] >= data.train.total_steps(training.num_train_epochs, training.max_steps)
+        if is_finished and not (training.save_hf_weights and checkpoints.is_export_missing(chosen[0])):
+            logger.info("Nothing left to train: %s was written after the last step", chosen[0])
+            return
     quiet_libraries(is_first_rank=distributed.is_rank_zero())
     built = ModelFactory.create(config, mesh=mesh, device=device, from_checkpoint=chosen is not None)
     # From here on every rank draws its own dropout masks; weights and data order are fixed already.
     begun = progress["step"] if progress else 0
     seed_everything(training.seed + distributed.rank() + begun, deterministic=training.deterministic)
-    if saves and checkpoints is None:
+    # Without saving, too: what an earlier run left must not pass for this one's.
+    if checkpoints is None and (saves or _are_there_checkpoints(config)):
         checkpoints = _open_checkpoints(config, mesh)
     trainer = Trainer(
         config,
@@ -137,13 +168,24 @@ def _train(config: Config) -> None:
         if rank_state is not None:
             set_rng_state(rank_state["rng"])
         logger.info(_resume_line(folder, manifest, mesh.size))
+    if changes is not None:
+        logger.warning(changes)
     # Not before all is ready: a run that could not start leaves the files of an earlier one as they are.
+    if checkpoints:
+        checkpoints.begin(chosen)
     if distributed.is_rank_zero():
         _write_run_files(config, platform_device.device_name())
     trainer.train()
-    if created:
-        # Only on success: after an error the group's store still serves to agree on the one rank that reports it.
-        distributed.destroy_process_group()
+
+
+def _are_there_checkpoints(config: Config) -> bool:
+    """Whether any rank sees checkpoints or exports of an earlier run, which this one then sets aside."""
+    from mindspeed_llm.fsdp2.checkpoint import manifest as layout
+    from mindspeed_llm.fsdp2.checkpoint.storage import on_any_rank
+
+    output_dir = Path(config.training.output_dir)
+    folders = (layout.checkpoints_folder(output_dir), layout.exports_folder(output_dir))
+    return on_any_rank(any(layout.steps_in(folder) for folder in folders))
 
 
 def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:

@@ -20,6 +20,7 @@ from mindspeed_llm.observability.log import get_logger, setup_logging
 
 logger = get_logger(__name__)
 
+_DEFAULT_NAME = "hf_ckpt"
 PROGRAM = "python -m mindspeed_llm.fsdp2.checkpoint.merge_dcp_to_hf"
 
 
@@ -39,9 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--shard-size",
-        type=int,
+        type=_whole_number,
         default=5_000_000_000,
-        help="largest size of one weight file in bytes (default: 5000000000)",
+        help="largest size of one weight file in bytes, such as 5000000000 or 5e9 (default)",
     )
     parser.add_argument(
         "--dtype",
@@ -51,6 +52,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code that comes with the model")
     parser.add_argument("--debug", action="store_true", help="show tracebacks (as MINDSPEED_DEBUG=1)")
     return parser
+
+
+def _whole_number(text: str) -> int:
+    try:
+        number = float(text)
+        if number.is_integer():
+            return int(text) if text.lstrip("+-").isdecimal() else int(number)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number of bytes, such as 5000000000 or 5e9")
 
 
 def main(argv: list[str]) -> int:
@@ -64,13 +75,15 @@ def main(argv: list[str]) -> int:
     if options.shard_size <= 0:
         raise UserError(f"--shard-size: {options.shard_size}; expected a number of bytes above 0")
     try:
+        save_dir = options.save_dir or options.load_dir / _DEFAULT_NAME
+        _check_save_dir(save_dir, options.load_dir)
         manifest = _checked_manifest(options.load_dir)
         from mindspeed_llm.fsdp2.checkpoint.dcp_to_hf import convert
 
         convert(
             options.load_dir,
             manifest,
-            options.save_dir or options.load_dir / "hf_ckpt",
+            save_dir,
             model_configs=options.model_configs,
             shard_size=options.shard_size,
             dtype=options.dtype,
@@ -79,6 +92,20 @@ def main(argv: list[str]) -> int:
     except DamagedCheckpoint as damage:
         raise UserError(f"--load-dir: {damage}") from damage
     return 0
+
+
+def _check_save_dir(save_dir: Path, load_dir: Path) -> None:
+    """Refuse a folder of a checkpoint's own files; only `hf_ckpt` in it is free."""
+    target = save_dir.resolve()
+    if target.exists() and not target.is_dir():
+        raise UserError(f"--save-dir: {save_dir} is a file; name a folder")
+    for folder in (target, *target.parents):
+        is_checkpoint = folder == load_dir.resolve() or (folder / layout.FILE_NAME).exists()
+        if is_checkpoint and (folder / _DEFAULT_NAME) not in (target, *target.parents):
+            raise UserError(
+                f"--save-dir: {save_dir} {'is' if folder == target else 'lies in'} the checkpoint {folder}; name a "
+                f"folder outside of it, or leave --save-dir out for {load_dir / _DEFAULT_NAME}"
+            )
 
 
 def _checked_manifest(folder: Path) -> Manifest:
@@ -99,7 +126,7 @@ def _checked_manifest(folder: Path) -> Manifest:
     manifest = layout.read_manifest(folder)
     size = sum(entry["size"] for entry in manifest.files.values())
     started = time.monotonic()
-    logger.info("Checking %d files of %s (%.2f GiB)", len(manifest.files), folder, size / 2**30)
+    logger.info("Checking %d files of %s (%s)", len(manifest.files), folder, layout.size_text(size))
     layout.check_files(folder, manifest)
     logger.info("All as they were written after step %d (%.1f s)", manifest.step, time.monotonic() - started)
     return manifest

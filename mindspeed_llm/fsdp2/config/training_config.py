@@ -80,12 +80,14 @@ class TrainingConfig:
     """Write a checkpoint every so many steps. 0: none. With this or `save_epochs`, one is also written at the end of
     training and when the run is told to end (SIGTERM)."""
 
-    save_total_limit: int | None = 3
-    """Checkpoints to keep; older ones are removed. null or 0: all."""
+    save_total_limit: NonNegativeInt | None = 3
+    """Checkpoints of this run to keep, and exports of `save_hf_at_checkpoints`; older ones are removed. null or 0:
+    all."""
 
     resume_from_checkpoint: str | None = None
     """Checkpoint directory to continue from, or `latest`: the newest one of `output_dir` that is whole (a fresh start
-    where there is none). The number of ranks and the sharding may differ from before."""
+    where there is none). The number of ranks and the sharding may differ from before. null: start anew, with
+    checkpoints that `output_dir` holds set aside."""
 
     logging_steps: PositiveInt = 1
     """Write a log line and a line of metrics.jsonl every so many steps."""

@@ -14,6 +14,7 @@ from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
 from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError
 from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
 from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.random import rng_state
 
 logger = get_logger(__name__)
@@ -57,6 +58,7 @@ class Saver:
         """`export(step)` writes the Hugging Face export of a save point."""
         self._config, self._manager, self._export = config, manager, export
         self._samples_per_epoch = samples_per_epoch
+        self._failures = 0
 
     @property
     def is_on(self) -> bool:
@@ -92,11 +94,24 @@ class Saver:
         )
         if self._config.save_hf_at_checkpoints:
             self._export(step)
+            if distributed.is_rank_zero():
+                manager.remove_old_exports(step)
 
     def wait(self) -> None:
         """Wait for a save in the background (all ranks must call this)."""
         if self._manager is not None:
             self._guard(self._manager.wait)
+
+    def report(self) -> None:
+        """Log how many checkpoints could not be written in all, if any, and which is the newest."""
+        if self._manager is not None and self._failures:
+            newest = self._manager.newest()
+            logger.error(
+                "%d %s could not be written; %s",
+                self._failures,
+                "checkpoint" if self._failures == 1 else "checkpoints",
+                f"the newest whole one is {newest}" if newest else "there is none",
+            )
 
     def _guard(self, action: Callable[[], None]) -> None:
         try:
@@ -104,5 +119,6 @@ class Saver:
         except CheckpointError as error:
             # Every rank says it: whoever looks at the log of one node must see it there.
             logger.error("%s; older checkpoints are untouched", error)
+            self._failures += 1
             if self._config.save_error == "stop":
                 raise

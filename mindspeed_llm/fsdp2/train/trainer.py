@@ -172,6 +172,7 @@ class Trainer:
                 )
                 raise
             self._saver.wait()
+            self._saver.report()
             self.evaluate(recorder, iteration=self.total_steps)
             if training.save_hf_weights:
                 self.export()
@@ -215,6 +216,7 @@ class Trainer:
                 recorder.write_plot()
             if terminated:
                 self._saver.wait()
+                self._saver.report()
                 logger.warning("SIGTERM: stopped after step %d of %d", iteration, self.total_steps)
                 raise SystemExit(TERMINATED_EXIT_CODE)
             interval.started += time.monotonic() - before  # evaluating and saving are no part of a step's time
@@ -256,6 +258,7 @@ class Trainer:
             "samples": self.consumed_samples,
             "tokens": self.consumed_tokens,
             "layouts": list(self.data.train.layouts),
+            "num_samples": self.data.train.num_samples,
             "loss_scaler": self.scaler.as_values(),
             "interval": interval.as_values(),
         }

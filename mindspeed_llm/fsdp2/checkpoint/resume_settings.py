@@ -1,0 +1,115 @@
+"""Settings of a resumed run against those of the run that wrote the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
+from mindspeed_llm.fsdp2.config.config import SECRETS, Config, resolved_dict
+from mindspeed_llm.fsdp2.config.fields import all_fields
+from mindspeed_llm.fsdp2.config.help import shown
+from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+from mindspeed_llm.fsdp2.data.sources import TrainSource
+
+# They decide where a run writes and what it shows, and not what it computes.
+_NO_MATTER = frozenset(
+    f"training.{name}"
+    for name in (
+        "output_dir",
+        "resume_from_checkpoint",
+        "hf_export_dtype",
+        "hf_shard_size",
+        "log_throughput",
+        "log_cpu_memory",
+        "logging_steps",
+        "tensorboard",
+        "device_peak_tflops",
+        "stop_on_nonfinite_loss",
+    )
+)
+_NO_MATTER_BEGINNINGS = ("training.save_", "training.profile", "inference.")
+_SCHEDULE = tuple(
+    f"training.{name}"
+    for name in ("max_steps", "num_train_epochs", "lr", "min_lr", "warmup_ratio", "lr_scheduler_type")
+)
+# The place of a sample in the data of the one is no place in that of the other.
+_DATA_KINDS = ("training.stage", "data.data_manager_type", "data.streaming")
+_WHAT_TO_DO = (
+    "to train the weights further with it, start anew from the exported model (model.model_name_or_path), with another "
+    "training.output_dir and without resume_from_checkpoint"
+)
+
+
+def check_settings(manifest: Manifest, config: Config) -> str | None:
+    """The line to log about settings that have changed since the checkpoint, or None.
+
+    Raises:
+        UserError: the checkpoint's position has no meaning in data of another kind, or lies beyond max_steps.
+    """
+    # As JSON has it, which the manifest went through.
+    old, new = _flat(manifest.config), _flat(json.loads(json.dumps(resolved_dict(config))))
+    for key in _DATA_KINDS:
+        before = old.get(key, all_fields()[key].default)
+        if before != new[key]:
+            raise UserError(
+                f"{key} = {shown(new[key])}, but the checkpoint of step {manifest.step} was written with "
+                f"{shown(before)}: its place in the data cannot be taken over. Set it back; {_WHAT_TO_DO}"
+            )
+    if 0 < config.training.max_steps < manifest.step:
+        raise UserError(
+            f"training.max_steps = {config.training.max_steps} lies before the checkpoint, which was written after "
+            f"step {manifest.step}: raise it, or resume from an earlier checkpoint"
+        )
+    changed = {
+        key: f"{key} {shown(old[key])} -> {shown(new[key])}"
+        for key in all_fields()
+        if key in old and old[key] != new[key] and _matters(key)
+    }
+    if not changed:
+        return None
+    line = f"settings that differ from the checkpoint's: {', '.join(changed.values())}"
+    bent = [key for key in _SCHEDULE if key in changed]
+    if bent:
+        line += (
+            f"; {', '.join(bent)} decide the course of the learning rate, which does not go on from step "
+            f"{manifest.step} as it was begun"
+        )
+    return line
+
+
+def check_data_length(manifest: Manifest, data: TrainSource, training: TrainingConfig) -> None:
+    """Compare the data of the run with what the checkpoint's position refers to.
+
+    Raises:
+        UserError: an epoch has another number of samples, or the run would end before the checkpoint.
+    """
+    before, taken = manifest.progress.get("num_samples"), manifest.progress["samples"]
+    # A stream has no epochs: what it calls one is as long as the run.
+    if before is not None and before != data.num_samples and not manifest.config["data"]["streaming"]:
+        raise UserError(
+            f"data.dataset: an epoch has {data.num_samples} training samples, but had {before} when the checkpoint of "
+            f"step {manifest.step} was written: its place in the data cannot be taken over. Set the data fields back "
+            f"(dataset, cutoff_len, packing, max_samples, val_size, split); {_WHAT_TO_DO}"
+        )
+    in_all = math.floor(data.num_samples * training.num_train_epochs + 1e-6)
+    if training.max_steps <= 0 and in_all < taken:
+        raise UserError(
+            f"training.num_train_epochs = {training.num_train_epochs:g} takes {in_all} samples, but the checkpoint of "
+            f"step {manifest.step} was written after {taken}: raise it, or resume from an earlier checkpoint"
+        )
+
+
+def _matters(key: str) -> bool:
+    return not (key in SECRETS or key in _NO_MATTER or key.startswith(_NO_MATTER_BEGINNINGS))
+
+
+def _flat(sections: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        if isinstance(fields, dict)
+        for name, value in fields.items()
+    }
