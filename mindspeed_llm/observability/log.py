@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -16,18 +17,41 @@ class _LineHandler(logging.Handler):
     """Writes whole lines to the current stdout, or to `line_writer` while a progress bar owns the terminal."""
 
     line_writer: Callable[[str], None] | None = None
+    _is_reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
             if self.line_writer is not None:
                 self.line_writer(line)
             else:
                 # One write per line: lines of several processes on one terminal then do not mix.
                 sys.stdout.write(line + "\n")
                 sys.stdout.flush()
-        except Exception:
-            self.handleError(record)  # logging's own report on stderr: a broken pipe must not end a training run
+        except (OSError, ValueError) as error:  # ValueError: a stream that was closed in this process
+            # It must not end a training run, and is said once, not with every line.
+            if not self._is_reported:
+                self._is_reported = True
+                self._report(error)
+            if isinstance(error, BrokenPipeError):
+                self._drop_output()
+
+    @staticmethod
+    def _report(error: Exception) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"log lines cannot be written to stdout ({error}); the run goes on", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def _drop_output() -> None:
+        """Nobody reads any more. Python would try to write what is left at its exit, and end with an error."""
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
 
 def get_logger(name: str = ROOT_NAME) -> logging.Logger:
