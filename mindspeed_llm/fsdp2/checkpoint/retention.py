@@ -148,7 +148,7 @@ def remove_folder(path: Path) -> None:
 
 def _set_aside_replaced(path: Path) -> None:
     target = _beside(path.parent, _free_number([path.parent])) / path.name.removesuffix(_REPLACED)
-    target.parent.mkdir()
+    target.parent.mkdir(exist_ok=True)
     os.rename(path, target)
     layout.sync_folder(target.parent)
     logger.info("%s was replaced: the earlier one is set aside as %s", path.parent / target.name, target)
@@ -178,6 +178,11 @@ def _beside(folder: Path, number: int) -> Path:
 
 def _free_number(folders: Sequence[Path]) -> int:
     number = 1
-    while any(_beside(folder, number).exists() for folder in folders):
+    while any(_is_taken(_beside(folder, number)) for folder in folders):
         number += 1
     return number
+
+
+def _is_taken(path: Path) -> bool:
+    # A crash may have left an empty directory.
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))

@@ -1,0 +1,121 @@
+"""Settings that differ from the checkpoint's: what is only said, and what ends the run."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
+from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_data_length, check_settings
+from mindspeed_llm.fsdp2.config.config import Config, resolved_dict
+from mindspeed_llm.fsdp2.config.data_config import DataConfig
+from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.fsdp2.config.parallel_config import ParallelConfig
+from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+
+BASE = Config(
+    model=ModelConfig(model_name_or_path="m"),
+    data=DataConfig(dataset={"file_name": "a.jsonl"}),
+    parallel=ParallelConfig(),
+    training=TrainingConfig(output_dir="o", max_steps=20),
+)
+MANIFEST = Manifest(
+    step=10,
+    has_optimizer=True,
+    files={},
+    topology={},
+    progress={"samples": 80, "num_samples": 90},
+    versions={},
+    config=json.loads(json.dumps(resolved_dict(BASE))),
+)
+
+
+def changed(**sections: dict[str, Any]) -> Config:
+    return replace(BASE, **{name: replace(getattr(BASE, name), **fields) for name, fields in sections.items()})
+
+
+def test_nothing_has_changed() -> None:
+    assert check_settings(MANIFEST, BASE) is None
+
+
+def test_what_does_not_matter() -> None:
+    training = {
+        "output_dir": "other",
+        "resume_from_checkpoint": "latest",
+        "save_steps": 7,
+        "save_async": True,
+        "logging_steps": 5,
+        "profile": True,
+        "tensorboard": False,
+        "stop_on_nonfinite_loss": False,
+    }
+    config = changed(training=training, model={"hf_hub_token": "secret"})
+    assert check_settings(MANIFEST, config) is None
+
+
+def test_every_other_field_is_named() -> None:
+    config = changed(
+        training={"seed": 7, "per_device_train_batch_size": 4},
+        data={"dataset": {"file_name": "b.jsonl"}},
+        parallel={"param_dtype": "fp32"},
+    )
+    line = check_settings(MANIFEST, config)
+    assert line is not None
+    for part in ("training.seed 42 -> 7", "per_device_train_batch_size 8 -> 4", "b.jsonl", "param_dtype bf16 -> fp32"):
+        assert part in line
+    assert "learning rate" not in line
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"max_steps": 30}, {"lr": 1.0}, {"min_lr": 0.0}, {"warmup_ratio": 0.5}, {"lr_scheduler_type": "constant"}],
+)
+def test_a_bent_schedule(fields: dict[str, Any]) -> None:
+    line = check_settings(MANIFEST, changed(training=fields))
+    (name,) = fields
+    assert line is not None and re.search(rf"; training\.{name} decide the course of the learning rate", line)
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"training": {"stage": "pt"}}, "training.stage = pt"),
+        ({"data": {"data_manager_type": "mg"}}, "data.data_manager_type = mg"),
+        ({"data": {"streaming": True}}, "data.streaming = true"),
+    ],
+)
+def test_data_of_another_kind(sections: dict[str, dict[str, Any]], key: str) -> None:
+    with pytest.raises(UserError, match=rf"^{re.escape(key)}, but .*start anew from the exported model"):
+        check_settings(MANIFEST, changed(**sections))
+
+
+def test_max_steps_before_the_checkpoint() -> None:
+    with pytest.raises(UserError, match=r"training\.max_steps = 9 lies before the checkpoint.*after step 10"):
+        check_settings(MANIFEST, changed(training={"max_steps": 9}))
+    assert check_settings(MANIFEST, changed(training={"max_steps": 10})) is not None
+
+
+def check_length(num_samples: int, manifest: Manifest = MANIFEST, **training: Any) -> None:
+    check_data_length(manifest, SimpleNamespace(num_samples=num_samples), replace(BASE.training, **training))  # type: ignore[arg-type]
+
+
+def test_data_of_another_length() -> None:
+    check_length(90)
+    with pytest.raises(UserError, match="an epoch has 91 training samples, but had 90"):
+        check_length(91)
+    # A checkpoint that does not say it, and a stream, whose length is that of the run.
+    check_length(91, replace(MANIFEST, progress={"samples": 80}))
+    streamed = json.loads(json.dumps(resolved_dict(changed(data={"streaming": True}))))
+    check_length(91, replace(MANIFEST, config=streamed))
+
+
+def test_fewer_epochs_than_were_trained() -> None:
+    check_length(90, max_steps=-1, num_train_epochs=0.9)
+    with pytest.raises(UserError, match=r"num_train_epochs = 0\.5 takes 45 samples, but .* after 80"):
+        check_length(90, max_steps=-1, num_train_epochs=0.5)
