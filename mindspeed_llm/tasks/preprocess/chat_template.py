@@ -1,27 +1,49 @@
 """Render with the tokenizer's own chat template, with loss masks found from the template itself.
 
-Where the template marks replies with {% generation %}, that mask is taken. Else `reply_spans` finds where each reply
-lies in the rendering of the whole conversation, or the conversation is refused. The ids are always those of the whole
-text, as `apply_chat_template` gives them.
+Where the template marks replies with {% generation %}, that mask is taken, with the end mark that follows it. Else
+`reply_spans` finds where each reply lies in the rendering of the whole conversation, or the conversation is refused.
+The ids are always those of the whole text, as `apply_chat_template` gives them.
 """
 
-import bisect
 import itertools
+import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess import generation_marks
 from mindspeed_llm.tasks.preprocess.layouts.thoughts import split_thought
 from mindspeed_llm.tasks.preprocess.records import SOURCE_ROLES, TARGET_ROLES, Conversation, Message
 from mindspeed_llm.tasks.preprocess.render import Turn
 from mindspeed_llm.tasks.preprocess.reply_spans import MARKS, THOUGHT_FIELDS, reply_span
+from mindspeed_llm.tasks.preprocess.token_borders import token_borders
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 from mindspeed_llm.tasks.preprocess.tool_formats import ToolCall, answered_call, parse_calls, parse_tools
 
-_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_LOG = logging.getLogger("mindspeed_llm")
+
 _THINKING_FIELD = re.compile(r"message\.thinking\b|message\[.thinking.\]")
+
+_NAME_ONE = "name a template with data.template (--prompt-type)"
+_ANY_TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What one template does.
+
+    `end_ids` are the tokens behind a marked reply that end it, where the mark leaves them out. `closes_by_label` says
+    that nothing but white space follows a reply.
+    """
+
+    marks_replies: bool
+    thought_field: str | None
+    drops_thoughts: bool
+    end_ids: list[int]
+    closes_by_label: bool
 
 
 class ChatTemplateRenderer:
@@ -29,8 +51,8 @@ class ChatTemplateRenderer:
 
     `enable_thinking` reaches the template; False also takes the thoughts out of replies, where the template knows the
     variable. `last_only` asks for the mask of the last reply alone (mask_history), which nearly every template can
-    give. Where the template writes no end mark behind replies, `efficient_eos_id` is the tokenizer's eos: a model that
-    is never shown an end would not stop.
+    give. Where the template writes nothing but white space behind replies, `efficient_eos_id` is the tokenizer's eos: a
+    model that is never shown an end would not stop.
     """
 
     # Templates are rendered in Python, which takes longer than the tokenizer.
@@ -49,16 +71,43 @@ class ChatTemplateRenderer:
             default_system or "",
             last_only,
         )
+        self._enable_thinking = enable_thinking
         self._variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        template = self._tokenizer.get_chat_template()
-        self._marks_replies = bool(_GENERATION_TAG.search(template))
-        # Templates that know no field for thoughts would drop them in silence: they are written into the reply.
-        fields = [THOUGHT_FIELDS[0]] * (THOUGHT_FIELDS[0] in template) + [THOUGHT_FIELDS[1]] * bool(
-            _THINKING_FIELD.search(template)
-        )
-        self._thought_field = fields[0] if fields else None
-        self._drops_thoughts = enable_thinking is False and "enable_thinking" in template
-        self.efficient_eos_id: int | None = None if self._ends_replies() else self._tokenizer.eos_token_id
+        self._traits_of: dict[str, _Traits] = {}
+        traits = self._traits(None)
+        self.efficient_eos_id: int | None = self._tokenizer.eos_token_id if traits.closes_by_label else None
+        if traits.closes_by_label and self.efficient_eos_id is None:
+            _warn_once(
+                "the tokenizer's chat template writes no end mark behind replies, and the tokenizer has no eos token: "
+                "the model will not learn to end its replies"
+            )
+        self._check_opened_thought()
+
+    def _traits(self, tools: Any) -> _Traits:
+        """Of the template that conversations with these tools use."""
+        templates = self._tokenizer.chat_template
+        if tools is not None and isinstance(templates, Mapping) and "tool_use" in templates:
+            template = templates["tool_use"]
+        else:
+            try:
+                template = self._tokenizer.get_chat_template()
+            except ValueError as error:
+                raise UserError(f"the tokenizer brings no default chat template ({error}); {_NAME_ONE}") from error
+        if template not in self._traits_of:
+            # Templates that know no field for thoughts would drop them in silence: they are written into the reply.
+            fields = [THOUGHT_FIELDS[0]] * (THOUGHT_FIELDS[0] in template) + [THOUGHT_FIELDS[1]] * bool(
+                _THINKING_FIELD.search(template)
+            )
+            marks_replies = bool(generation_marks.GENERATION_TAG.search(template))
+            end_ids, closes_by_label = self._ending(marks_replies, tools)
+            self._traits_of[template] = _Traits(
+                marks_replies,
+                fields[0] if fields else None,
+                self._enable_thinking is False and "enable_thinking" in template,
+                end_ids,
+                closes_by_label,
+            )
+        return self._traits_of[template]
 
     def turns_batch(self, conversations: Sequence[Conversation]) -> list[list[Turn]]:
         return [self.turns(conversation) for conversation in conversations]
@@ -81,9 +130,17 @@ class ChatTemplateRenderer:
 
     def _turns(self, conversation: Conversation, *, last_only: bool) -> list[Turn]:
         messages, tools = self._inputs(conversation)
+        traits = self._traits(tools)
+        if traits.closes_by_label != (self.efficient_eos_id is not None) and self._tokenizer.eos_token_id is not None:
+            raise UserError(
+                "the tokenizer's chat template for tools ends replies in another way than its default template; "
+                + _NAME_ONE
+            )
+        if conversation.messages[-1].loss:
+            self._check_thought_shown(messages, tools, traits)
         trained = [message.loss for message in conversation.messages if message.role in TARGET_ROLES]
-        if self._marks_replies:
-            return self._marked_turns(messages, tools, trained)
+        if traits.marks_replies:
+            return self._marked_turns(messages, tools, trained, traits.end_ids, last_only=last_only)
         replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if last_only:
             replies, trained = replies[-1:], trained[-1:]
@@ -95,24 +152,26 @@ class ChatTemplateRenderer:
         spans = [reply_span(render, text, messages, index) for index in replies]
         proven = [span for span in spans if span is not None]
         if len(proven) < len(spans) or any(a[1] > b[0] for a, b in itertools.pairwise(proven)):
-            advice = "" if last_only else "set data.mask_history to train on the last reply only, or "
+            advice = "" if last_only else "set data.mask_history (--mask-history) to train on the last reply only, or "
             raise UserError(
-                "data.template is null, so the tokenizer's chat template is used, but it renders earlier turns of a "
+                "the tokenizer's chat template is used, since none is named, but it renders earlier turns of a "
                 "conversation differently once later ones follow, so that replies cannot be told from prompts; "
-                f"{advice}name a template with data.template"
+                + advice
+                + _NAME_ONE
             )
         return self._cut(text, proven, trained)
 
     def _inputs(self, conversation: Conversation) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """Messages and tools as the template takes them; raises UserError when it leaves tools out."""
-        messages, tools = self._messages(conversation), None
+        tools = None
         if conversation.tools:
             tools = [{"type": "function", "function": tool} for tool in parse_tools(conversation.tools)]
+        messages = self._messages(conversation, self._traits(tools))
         if tools or any("tool_calls" in message for message in messages):
             self._check_tools_shown(messages, tools)
         return messages, tools
 
-    def _messages(self, conversation: Conversation) -> list[dict[str, Any]]:
+    def _messages(self, conversation: Conversation, traits: _Traits) -> list[dict[str, Any]]:
         system = conversation.system or self._default_system
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         calls: list[ToolCall] = []
@@ -125,21 +184,21 @@ class ChatTemplateRenderer:
                 num_results += 1
                 continue
             calls, num_results = (parse_calls(message.content) or []) if message.role == "function" else [], 0
-            messages.append(self._message(message, calls))
+            messages.append(self._message(message, calls, traits))
         return messages
 
-    def _message(self, message: Message, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    def _message(self, message: Message, calls: Sequence[ToolCall], traits: _Traits) -> dict[str, Any]:
         if message.role in SOURCE_ROLES:
             return {"role": "user", "content": message.content}
         preface, content, reasoning = message.preface, message.content, message.reasoning
-        if self._drops_thoughts:
+        if traits.drops_thoughts:
             preface, content, reasoning = split_thought(preface)[1], split_thought(content)[1], ""
         reply: dict[str, Any] = {"role": "assistant", "content": preface + content}
         if calls:
             reply["content"] = preface
             reply["tool_calls"] = [_call_object(call) for call in calls]
-        if reasoning and self._thought_field:
-            reply[self._thought_field] = reasoning
+        if reasoning and traits.thought_field:
+            reply[traits.thought_field] = reasoning
         elif reasoning:
             reply["content"] = f"<think>\n{reasoning}\n</think>\n\n{reply['content']}"
         return reply
@@ -164,16 +223,67 @@ class ChatTemplateRenderer:
         if missing is not None:
             raise UserError(
                 f"the tokenizer's chat template leaves out the tool {missing!r}, since it knows no tools, or fewer "
-                "calls at once; name a template that does with data.template, such as qwen3 or chatml"
+                "calls at once; name a template that does with data.template (--prompt-type), such as qwen3 or chatml"
             )
 
-    def _ends_replies(self) -> bool:
-        """Whether the template writes something behind the last reply; True where a plain conversation fails in it."""
-        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": MARKS[0]}]
+    def _check_thought_shown(self, messages: list[dict[str, Any]], tools: Any, traits: _Traits) -> None:
+        """Raise UserError when the template leaves out the thought of the last reply, unless thoughts are switched
+        off: it would be lost unseen. That of an earlier reply may be missing, as reasoning models expect it.
+        """
+        last = messages[-1]
+        if last["role"] != "assistant" or self._enable_thinking is False:
+            return
+        if traits.thought_field and last.get(traits.thought_field):
+            marked = {**last, traits.thought_field: MARKS[0]}
+        else:
+            thought, rest = split_thought(last["content"])
+            if not thought.strip():
+                return
+            marked = {**last, "content": f"<think>\n{MARKS[0]}\n</think>\n\n{rest}"}
+        if MARKS[0] not in self._render([*messages[:-1], marked], tools):
+            raise UserError(
+                "the tokenizer's chat template leaves out the thought of the last reply; name a template that shows "
+                "it with data.template (--prompt-type), or set data.enable_thinking (--enable-thinking) to false to "
+                "train without thoughts"
+            )
+
+    def _check_opened_thought(self) -> None:
+        """Warn where the prompt opens a thought, and replies without one are shown as if it did not."""
+        question = [{"role": "user", "content": "question"}]
         try:
-            return not self._render(messages, None).endswith(MARKS[0])
+            prompt = self._render(question, None, generation_prompt=True)
+            text = self._render([*question, {"role": "assistant", "content": MARKS[0]}], None)
         except UserError:
-            return True
+            return
+        if prompt.rstrip().endswith("<think>") and not text.startswith(prompt):
+            _warn_once(
+                "the tokenizer's chat template begins replies with <think> when it generates, but shows replies "
+                "without thoughts without it: training and generation have different prompts; to avoid it, " + _NAME_ONE
+            )
+
+    def _ending(self, marks_replies: bool, tools: Any) -> tuple[list[int], bool]:
+        """`end_ids` and `closes_by_label` of a template, from a plain conversation; none where that fails in it."""
+        messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": MARKS[0]}]
+        if tools is not None:
+            tools = [{"type": "function", "function": _ANY_TOOL}]
+        try:
+            text = self._render(messages, tools)
+            ids, marked = self._masked(messages, tools) if marks_replies else ([], [])
+        except UserError:
+            return [], False
+        _, found, rest = text.rpartition(MARKS[0])
+        if not found or (marks_replies and not marked):
+            return [], False
+        if not marks_replies:
+            return [], not rest.strip()
+        begin, end = marked[-1]
+        if self._tokenizer.decode(ids[begin:end]).rpartition(MARKS[0])[2].strip():
+            return [], False
+        end_ids = generation_marks.end_mark(ids[end:], self._is_special, self._tokenizer.decode)
+        return end_ids, not end_ids
+
+    def _is_special(self, token: int) -> bool:
+        return token == self._tokenizer.eos_token_id or not self._tokenizer.decode([token], skip_special_tokens=True)
 
     def _render(
         self, messages: list[dict[str, Any]], tools: Any, *, generation_prompt: bool = False, defaults: bool = False
@@ -187,66 +297,95 @@ class ChatTemplateRenderer:
             raise UserError(f"the tokenizer's chat template failed: {type(error).__name__}: {error}") from error
 
     def _cut(self, text: str, spans: Sequence[tuple[int, int]], trained: Sequence[bool]) -> list[Turn]:
-        ids, token_at = self._tokens(text)
+        ids, first_token, token_behind = token_borders(self._tokenizer, text)
         turns, position = [], 0
         for (begin, end), train in zip(spans, trained, strict=True):
-            first, last = token_at(begin), token_at(end)
+            first = max(first_token(begin), position)
+            last = max(token_behind(end), first) if end > begin else first
             turns.append(Turn(ids[position:first], ids[first:last], train))
             position = last
         if position < len(ids):
             turns.append(Turn(ids[position:], []))
         return turns
 
-    def _tokens(self, text: str) -> tuple[list[int], Callable[[int], int]]:
-        """Ids of the text, and the number of tokens that begin before a character."""
-        if self._tokenizer.is_fast:
-            ids, offsets = self._tokenizer.encode_with_offsets(text)
-            starts = [start for start, _ in offsets]
-            return list(ids), lambda character: bisect.bisect_left(starts, character)
-        ids = list(self._tokenizer.encode(text, add_special_tokens=False))
-
-        def token_at(character: int) -> int:
-            # Without offsets: the tokens that the text up to the character and the whole text have in common.
-            front = self._tokenizer.encode(text[:character], add_special_tokens=False)
-            return next(
-                (i for i, (a, b) in enumerate(zip(front, ids, strict=False)) if a != b), min(len(front), len(ids))
+    def _masked(self, messages: list[dict[str, Any]], tools: Any) -> tuple[list[int], list[generation_marks.Stretch]]:
+        """Ids of the conversation, and the stretches of them that the template marks as replies."""
+        try:
+            encoded = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self._variables,
             )
+        except Exception as error:  # jinja2 errors of the user's template, whatever their type
+            raise UserError(f"the tokenizer's chat template failed: {type(error).__name__}: {error}") from error
+        return list(encoded["input_ids"]), generation_marks.stretches(encoded["assistant_masks"])
 
-        return ids, token_at
-
-    def _marked_turns(self, messages: list[dict[str, Any]], tools: Any, trained: Sequence[bool]) -> list[Turn]:
-        encoded = self._tokenizer.apply_chat_template(
-            messages,
-            tools=tools,
-            tokenize=True,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **self._variables,
-        )
-        ids, mask = list(encoded["input_ids"]), list(encoded["assistant_masks"])
+    def _marked_turns(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Any,
+        trained: Sequence[bool],
+        end_ids: list[int],
+        *,
+        last_only: bool,
+    ) -> list[Turn]:
+        ids, marked = self._masked(messages, tools)
+        train = [True] * len(marked)
+        if last_only or self.efficient_eos_id is not None or not all(trained):
+            owners = self._owners(messages, tools, ids, marked)
+            if last_only:
+                last = len(trained) - 1
+                marked = [stretch for stretch, owner in zip(marked, owners, strict=True) if owner == last]
+                owners = [last] * len(marked)
+            if len(set(owners)) < len(owners) and (last_only or self.efficient_eos_id is not None):
+                raise UserError(
+                    "the tokenizer's chat template marks replies in parts, of which "
+                    + ("only the last would carry loss" if last_only else "each would be taught to end the reply")
+                    + f"; {_NAME_ONE}"
+                )
+            train = [trained[owner] for owner in owners]
         turns: list[Turn] = []
         position = 0
-        while position < len(ids):
-            begin = _run_end(mask, position, 0)
-            end = _run_end(mask, begin, 1)
-            turns.append(Turn(ids[position:begin], ids[begin:end]))
+        for (begin, end), is_trained in zip(marked, train, strict=True):
+            if end_ids and ids[end : end + len(end_ids)] == end_ids:
+                end += len(end_ids)
+            turns.append(Turn(ids[position:begin], ids[begin:end], is_trained))
             position = end
-        num_marked = sum(bool(turn.target) for turn in turns)
-        if all(trained):
-            return turns
-        if num_marked != len(trained):
+        if position < len(ids):
+            turns.append(Turn(ids[position:], []))
+        return turns
+
+    def _owners(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Any,
+        ids: list[int],
+        marked: Sequence[generation_marks.Stretch],
+    ) -> list[int]:
+        """The number of the reply that each marked stretch belongs to. Raises UserError where it cannot be proven."""
+        exchanged, marks = generation_marks.with_marked_sources(messages)
+        found = None
+        text = self._render(exchanged, tools)
+        other_ids, other_marked = self._masked(exchanged, tools)
+        same = [ids[a:b] for a, b in marked] == [other_ids[a:b] for a, b in other_marked]
+        known_ids, offsets = self._tokenizer.encode_with_offsets(text)
+        if same and list(known_ids) == other_ids:
+            spans = [(offsets[a][0], offsets[b - 1][1]) for a, b in other_marked]
+            found = generation_marks.owners(text, spans, marks)
+        if found is None:
             raise UserError(
-                f"the tokenizer's chat template marks {num_marked} spans as replies, but the conversation has "
-                f"{len(trained)}, so that the replies without loss cannot be told; name a template with data.template"
+                "the tokenizer's chat template marks spans as replies of which it cannot be told whose they are, so "
+                f"that loss on some replies only is not possible; {_NAME_ONE}"
             )
-        return [replace(turn, train=train) for turn, train in zip(turns, [*trained, True], strict=False)]
+        return found
 
 
-def _run_end(mask: Sequence[int], start: int, value: int) -> int:
-    end = start
-    while end < len(mask) and bool(mask[end]) == bool(value):
-        end += 1
-    return end
+@cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)
 
 
 def _call_object(call: ToolCall) -> dict[str, Any]:

@@ -1,12 +1,18 @@
 """The tokenizer's own chat template: ids equal transformers' apply_chat_template, masks cover the replies."""
 
+import json
+
 import pytest
+from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess import chat_template, generation_marks
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
-from mindspeed_llm.tasks.preprocess.records import Conversation, Message
+from mindspeed_llm.tasks.preprocess.records import Conversation, Message, UnusableRecord
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions, build_sample
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
+from tests.support.tokenizer_files import byte_level_bpe
 from tests.support.tokenizers import CHATML_TEMPLATE, chatml_tokenizer
 
 # As the templates of reasoning models write it, in small: thoughts and empty thoughts after the last question only.
@@ -114,7 +120,7 @@ def test_template_that_thinks_after_the_last_question_only(enable_thinking, expe
 )
 def test_what_cannot_be_proven_is_refused(shown, why):
     tokenizer = chatml_tokenizer(chat_template=REWRITING.replace("{{ m['content'].split('</think>')[-1] }}", shown))
-    with pytest.raises(UserError, match=r"set data\.mask_history"):
+    with pytest.raises(UserError, match=r"set data\.mask_history \(--mask-history\)"):
         ChatTemplateRenderer(tokenizer).turns(Conversation(MESSAGES))
     (turn,) = ChatTemplateRenderer(tokenizer, last_only=True).turns(Conversation(MESSAGES))
     assert tokenizer.decode(turn.target) == "r 🙂<|im_end|>\n"
@@ -247,13 +253,205 @@ def test_calls_beyond_those_that_a_template_shows_are_an_error():
         renderer.turns(Conversation([MESSAGES[0], Message("function", calls)], tools=tools))
 
 
+# Marks the thought and the answer of a reply on their own, and leaves an empty reply unmarked.
+IN_PARTS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A:{% if m.reasoning_content %}"
+    "{% generation %}{{ m.reasoning_content }}{% endgeneration %}|{% endif %}"
+    "{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{% else %}Q:{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def _trained(renderer, messages, **options):
+    decode = chatml_tokenizer().decode
+    turns = renderer.turns(Conversation(messages))
+    _, labels = build_sample(turns, SampleOptions(1000, **options), renderer.efficient_eos_id)
+    return decode(labels[labels != -100])
+
+
+def _in_parts(*replies):
+    return [message for reply in replies for message in (Message("user", "q"), reply)]
+
+
 def test_flags_of_replies_that_a_template_marks_in_parts():
+    """As many stretches as replies, and yet not one for each: flags follow whose text it is."""
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=IN_PARTS))
+    bad = Message("assistant", "BAD", reasoning="bad thought", loss=False)
+    good = Message("assistant", "good", reasoning="thought")
+    assert _trained(renderer, _in_parts(bad, Message("assistant", ""), good)) == "thoughtgood<|im_end|>"
+    assert _trained(renderer, _in_parts(good, bad, Message("assistant", ""))) == "thoughtgood<|im_end|>"
+    silent = Message("assistant", "", loss=False)
+    assert _trained(renderer, _in_parts(silent, good)) == "thoughtgood<|im_end|>"
+    assert _trained(renderer, _in_parts(bad, Message("assistant", "x"))) == "x<|im_end|>"
+
+
+def test_last_replies_that_a_template_marks_in_parts():
+    """Samples train on one stretch of the last reply: more would be lost, and that of another reply be wrong."""
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=IN_PARTS), last_only=True)
+    good = Message("assistant", "good", reasoning="thought")
+    assert _trained(renderer, _in_parts(good, Message("assistant", "x")), mask_history=True) == "x<|im_end|>"
+    with pytest.raises(UnusableRecord):
+        _trained(renderer, _in_parts(good, Message("assistant", "")), mask_history=True)
+    with pytest.raises(UserError, match="marks replies in parts, of which only the last would carry loss"):
+        renderer.turns(Conversation(_in_parts(good)))
+    with pytest.raises(UserError, match="marks replies in parts"):
+        renderer.pair_turns(Conversation([MESSAGES[0]]), good, Message("assistant", "x"))
+
+
+def test_marks_whose_reply_cannot_be_told_are_refused():
     template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}a{% endgeneration %}|"
-        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>"
+        "{% endgeneration %}{% endif %}{% endfor %}"
     )
     renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=template))
-    assert len([turn for turn in renderer.turns(Conversation(MESSAGES)) if turn.target]) == 4
     without = [MESSAGES[0], Message("assistant", "x", loss=False), *MESSAGES[2:]]
-    with pytest.raises(UserError, match="marks 4 spans as replies, but the conversation has 2"):
+    with pytest.raises(UserError, match=r"cannot be told whose they are.*--prompt-type"):
         renderer.turns(Conversation(without))
+
+
+def test_stretches_counted_off_would_train_on_the_wrong_reply(monkeypatch):
+    """The rule that was wrong once: the comparison above finds it."""
+    monkeypatch.setattr(generation_marks, "owners", lambda text, spans, marks: list(range(len(spans))))
+    with pytest.raises((AssertionError, IndexError)):
+        test_flags_of_replies_that_a_template_marks_in_parts()
+
+
+@pytest.mark.parametrize(
+    ("behind", "taught", "closes_by_label"),
+    [
+        ("<|im_end|>\n", "<|im_end|>", False),
+        ("{{ '\\n' }}<|im_end|>", "\n<|im_end|>", False),
+        ("</s>", "</s>", False),
+        ("{{ '\\n' }}", "</s>", True),
+        ("", "</s>", True),
+    ],
+)
+def test_ends_that_a_mark_leaves_out_are_taught(behind, taught, closes_by_label):
+    template = GENERATION.replace("<|im_end|>{% endgeneration %}\n", "{% endgeneration %}" + behind)
+    tokenizer = chatml_tokenizer(chat_template=template)
+    renderer = ChatTemplateRenderer(tokenizer)
+    assert _trained(renderer, MESSAGES) == f"{ROLES[1]['content']}{taught}{ROLES[3]['content']}{taught}"
+    assert (renderer.efficient_eos_id is not None) == closes_by_label
+    ids = [token for turn in renderer.turns(Conversation(MESSAGES)) for token in turn.source + turn.target]
+    assert ids == _ids(tokenizer, ROLES)
+
+
+def test_parts_of_replies_are_not_taught_to_end_it():
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=IN_PARTS.replace("<|im_end|>", "")))
+    with pytest.raises(UserError, match="each would be taught to end the reply"):
+        renderer.turns(Conversation(_in_parts(Message("assistant", "good", reasoning="thought"))))
+
+
+def test_white_space_behind_replies_is_no_end_mark():
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}" + (
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=template))
+    assert _trained(renderer, _in_parts(Message("assistant", "a"), Message("assistant", "b"))) == "a\n</s>b\n</s>"
+
+
+def test_no_end_at_all_is_reported(caplog):
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    chat_template._warn_once.cache_clear()
+    for _ in range(2):
+        assert ChatTemplateRenderer(chatml_tokenizer(chat_template=template, eos_token=None)).efficient_eos_id is None
+    assert caplog.text.count("will not learn to end its replies") == 1
+
+
+# As DeepSeek-R1: thoughts are cut off every reply, and the prompt opens one.
+CUTTING = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>{% else %}"
+    "{{ m.content.split('</think>')[-1] }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Message("assistant", "a", reasoning="thought"),
+        Message("assistant", "<think>\nthought\n</think>\n\na"),
+        Message("assistant", "thought\n</think>\n\na"),
+    ],
+    ids=["field", "text", "opened"],
+)
+def test_thoughts_that_a_template_cuts_off_are_an_error(reply, caplog):
+    chat_template._warn_once.cache_clear()
+    tokenizer = chatml_tokenizer(chat_template=CUTTING)
+    renderer = ChatTemplateRenderer(tokenizer)
+    assert "begins replies with <think> when it generates" in caplog.text
+    with pytest.raises(UserError, match=r"leaves out the thought of the last reply.*--prompt-type.*--enable-thinking"):
+        renderer.turns(Conversation([MESSAGES[0], reply]))
+    history = [MESSAGES[0], reply, *MESSAGES[2:]]
+    assert _trained(renderer, history).endswith("r 🙂</s>")
+    without = ChatTemplateRenderer(tokenizer, enable_thinking=False)
+    assert _trained(without, [MESSAGES[0], reply]).strip() == "a</s>"
+
+
+def test_thoughts_in_a_field_that_a_template_ignores_are_an_error():
+    template = CHATML_TEMPLATE + "{# message.reasoning_content #}"
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=template))
+    with pytest.raises(UserError, match="leaves out the thought"):
+        renderer.turns(Conversation([MESSAGES[0], Message("assistant", "a", reasoning="R")]))
+
+
+SPACED = (
+    "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }} A: {% else %}{{ m.content }}</s>{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize(
+    ("template", "reply", "first"), [(SPACED, "then it is", " the"), (SPACED.replace("A: ", "A:\n"), "\nx", "\n\n")]
+)
+def test_the_token_across_prompt_and_reply_carries_loss(template, reply, first, trim, fast):
+    backend = byte_level_bpe("</s>", "<s>", vocab_size=300)
+    backend = _with_merges(backend, first)
+    backend.post_processor = processors.ByteLevel(trim_offsets=trim)
+    transformed = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>")
+    transformed.chat_template = template
+    tokenizer = as_tokenizer(transformed)
+    tokenizer.is_fast = fast
+    renderer = ChatTemplateRenderer(tokenizer)
+    (turn,) = renderer.turns(Conversation([Message("user", "hi"), Message("assistant", reply)]))
+    assert tokenizer.decode(turn.source + turn.target) == template_text(template, "hi", reply)
+    assert tokenizer.decode(turn.target[:1]).startswith(first[:1])
+    assert tokenizer.decode(turn.target).lstrip() == f"{reply}</s>".lstrip()
+
+
+def template_text(template, question, reply):
+    return f"Q: {question} A:{'' if template == SPACED else chr(10)}{' ' if template == SPACED else ''}{reply}</s>"
+
+
+def _with_merges(backend, text):
+    """The tokenizer with `text` as one token more."""
+    state = json.loads(backend.to_str())
+    word = "".join({" ": "Ġ", "\n": "Ċ"}.get(char, char) for char in text)
+    vocab = state["model"]["vocab"]
+    merges = []
+    for end in range(2, len(word) + 1):
+        if word[:end] not in vocab:
+            vocab[word[:end]] = 1000 + end
+        merges.append([word[: end - 1], word[end - 1]])
+    state["model"]["merges"] = merges + [m for m in state["model"]["merges"] if m not in merges]
+    state["pre_tokenizer"]["use_regex"] = False
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def test_templates_for_tools_have_marks_of_their_own():
+    """Transformers takes the template `tool_use` where tools are given: its marks count, or its lack of them."""
+    tools = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
+    prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    given = Conversation(MESSAGES, tools='[{"name": "f"}]')
+    expected = [ROLES[1]["content"] + "<|im_end|>", ROLES[3]["content"] + "<|im_end|>"]
+    for default, tool_use, end in ((GENERATION, CHATML_TEMPLATE, "\n"), (CHATML_TEMPLATE, GENERATION + prompt, "")):
+        templates = {"default": default, "tool_use": tools + tool_use}
+        renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=templates))
+        assert _targets(renderer, given) == [text + end for text in expected]
+    unended = tools + "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template={"default": CHATML_TEMPLATE, "tool_use": unended}))
+    with pytest.raises(UserError, match="template for tools ends replies in another way"):
+        renderer.turns(given)
+    with pytest.raises(UserError, match="no default chat template"):
+        ChatTemplateRenderer(chatml_tokenizer(chat_template={"other": CHATML_TEMPLATE}))
