@@ -114,6 +114,7 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
     from mindspeed_llm.fsdp2.data.order import DataPosition
     from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
     from mindspeed_llm.fsdp2.train.trainer import Trainer
+    from mindspeed_llm.observability import metrics_file
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
     from mindspeed_llm.platform import distributed
@@ -140,9 +141,15 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
     if checkpoints and chosen and progress is not None:
         check_data_length(chosen[1], data.train, training)
         is_finished = progress["step"] >= data.train.total_steps(training.num_train_epochs, training.max_steps)
-        if is_finished and not (training.save_hf_weights and checkpoints.is_export_missing(chosen[0])):
-            logger.info("Nothing left to train: %s was written after the last step", chosen[0])
-            return
+        if is_finished:
+            to_export = training.save_hf_weights and checkpoints.is_export_missing(chosen[0])
+            logger.info(
+                "Nothing left to train: %s was written after the last step%s",
+                chosen[0],
+                "; the model is still to be exported" if to_export else "",
+            )
+            if not to_export:
+                return
     quiet_libraries(is_first_rank=distributed.is_rank_zero())
     built = ModelFactory.create(config, mesh=mesh, device=device, from_checkpoint=chosen is not None)
     # From here on every rank draws its own dropout masks; weights and data order are fixed already.
@@ -168,12 +175,15 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
         if rank_state is not None:
             set_rng_state(rank_state["rng"])
         logger.info(_resume_line(folder, manifest, mesh.size))
-    if changes is not None:
+    if changes is not None and distributed.is_rank_zero():
         logger.warning(changes)
     # Not before all is ready: a run that could not start leaves the files of an earlier one as they are.
     if checkpoints:
         checkpoints.begin(chosen)
     if distributed.is_rank_zero():
+        metrics = Path(training.output_dir) / metrics_file.FILE_NAME
+        if checkpoints and chosen and not checkpoints.is_own(chosen[0]) and metrics.exists():
+            metrics_file.set_aside(metrics)
         _write_run_files(config, platform_device.device_name())
     trainer.train()
 

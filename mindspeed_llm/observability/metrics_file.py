@@ -29,7 +29,7 @@ class MetricsFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             if start_iteration == 0:
-                _set_aside(path)
+                set_aside(path)
             else:
                 _keep_until(path, start_iteration)
         self.path = path
@@ -84,7 +84,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> None:
+    """Rename the metrics file of another run to the first free of `metrics.1.jsonl`, `metrics.2.jsonl`, ..."""
     number = 1
     while (target := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1

@@ -178,9 +178,8 @@ class CheckpointManager:
         Raises:
             CheckpointError: they cannot be moved.
         """
-        is_own = chosen is not None and chosen[0].resolve().parent == self._folder.resolve()
         self._goes_on_from = -1
-        if chosen is None or not is_own:
+        if chosen is None or not self.is_own(chosen[0]):
             self._storage.leaders_only(
                 "setting earlier checkpoints aside", lambda: retention.set_aside_all(self._output_dir)
             )
@@ -189,13 +188,17 @@ class CheckpointManager:
         else:
             self._source = chosen[1].step
 
+    def is_own(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint lies in the folder that this run saves to."""
+        return checkpoint.resolve().parent == self._folder.resolve()
+
     def is_export_missing(self, checkpoint: Path) -> bool:
         """Whether the output folder lacks the model of `checkpoint`, which was written after the last step of a run (a
         collective): it lies elsewhere, or the run ended before its export did.
         """
 
         def is_there() -> bool:
-            if checkpoint.resolve().parent != self._folder.resolve():
+            if not self.is_own(checkpoint):
                 return False
             export, saved = self._output_dir / "config.json", checkpoint / layout.FILE_NAME
             return export.exists() and export.stat().st_mtime >= saved.stat().st_mtime

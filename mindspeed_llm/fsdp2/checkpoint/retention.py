@@ -120,7 +120,8 @@ def finish_interrupted(folder: Path) -> None:
         else:
             os.rename(path, final)
     for path in folder.glob(f"{layout.STEP_PREFIX}*{layout.TEMPORARY_SUFFIX}"):
-        logger.info("removed the unfinished %s", path)
+        what = "export" if folder.name == layout.EXPORTS else "checkpoint"
+        logger.info("removed the unfinished %s %s", what, path)
         remove_folder(path)
 
 

@@ -104,7 +104,7 @@ class Saver:
 
     def report(self) -> None:
         """Log how many checkpoints could not be written in all, if any, and which is the newest."""
-        if self._manager is not None and self._failures:
+        if self._manager is not None and self._failures and distributed.is_rank_zero():
             newest = self._manager.newest()
             logger.error(
                 "%d %s could not be written; %s",
