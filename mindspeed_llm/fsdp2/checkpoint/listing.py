@@ -11,6 +11,7 @@ from pathlib import Path
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint import manifest as layout
 from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint, Manifest
+from mindspeed_llm.fsdp2.checkpoint.retention import set_aside_folders
 
 _HEADINGS = ("step", "size", "age", "ranks", "contents", "state")
 _WIDTHS = (8, 10, 8, 12, 16, 0)
@@ -57,6 +58,8 @@ def list_checkpoints(output_dir: Path, *, show: Callable[[str], object] = print)
     if pointer is not None and pointer != chosen:
         instead = f"takes {chosen}, the newest whole one" if chosen else "is not possible: no checkpoint is whole"
         show(f"{folder / layout.LATEST} names {pointer}, but resuming from latest {instead}")
+    for path in set_aside_folders(output_dir):
+        show(f"set aside: {path} with {', '.join(str(step) for step, _ in layout.steps_in(path))}")
 
 
 def read_entries(output_dir: Path) -> Iterator[Entry]:

@@ -12,6 +12,7 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -169,6 +170,14 @@ def _move(folder: Path, steps: Iterable[int], number: int) -> None:
     intention.unlink()
     # On the disk before anything else takes these names, or it would be moved after a power cut.
     layout.sync_folder(folder)
+
+
+def set_aside_folders(output_dir: Path) -> list[Path]:
+    """Where checkpoints of other lines of training lie, by their numbers."""
+    first = _beside(layout.checkpoints_folder(output_dir), 1)
+    paths = first.parent.glob(f"{glob.escape(first.stem)}.*")
+    found = [path for path in paths if path.suffix[1:].isdecimal() and layout.steps_in(path)]
+    return sorted(found, key=lambda path: int(path.suffix[1:]))
 
 
 def _beside(folder: Path, number: int) -> Path:

@@ -69,10 +69,11 @@ def test_a_row_says_everything(tmp_path: Path) -> None:
             "__0_0.distcp has other content than was written",
         ),
         (lambda path: path.unlink(), "__0_0.distcp is missing"),
+        (lambda path: (path.unlink(), path.mkdir()), "__0_0.distcp is a directory, expected a file"),
         (lambda path: (path.parent / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda path: (path.parent / "manifest.json").write_text("{"), "manifest.json has other content"),
     ],
-    ids=["emptied", "bit flipped", "removed", "manifest removed", "manifest cut"],
+    ids=["emptied", "bit flipped", "removed", "a directory", "manifest removed", "manifest cut"],
 )
 def test_damage_names_the_file_and_latest_is_the_one_before(
     tmp_path: Path, harm: Callable[[Path], object], problem: str
@@ -104,6 +105,15 @@ def test_unfinished_directories_are_never_latest(tmp_path: Path) -> None:
     assert whole.endswith("whole, latest")
     assert [line.split()[0] for line in others] == ["7", "30"]
     assert others[1].endswith("unfinished or being written: global_step_30.tmp")
+
+
+def test_what_is_set_aside(tmp_path: Path) -> None:
+    for step in (5, 10):
+        make(tmp_path, step)
+    (tmp_path / "checkpoints").rename(tmp_path / "checkpoints.2")
+    make(tmp_path, 3)
+    whole, line = listed(tmp_path)
+    assert whole.endswith("whole, latest") and line == f"set aside: {tmp_path / 'checkpoints.2'} with 5, 10"
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
