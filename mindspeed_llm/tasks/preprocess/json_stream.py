@@ -9,6 +9,38 @@ from typing import Any, BinaryIO
 from mindspeed_llm.errors import UserError
 
 _CHUNK_BYTES = 1 << 20
+# Far more than any record needs, and far less than what copying and rendering the value could not follow.
+_DEEPEST = 200
+TOO_DEEP = "JSON that is nested too deeply"
+
+
+def is_too_deep(text: str) -> bool:
+    """Whether the brackets of a JSON text are nested more than 200 deep."""
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return False
+    depth, in_string, is_escaped = 0, False, False
+    for char in text:
+        if in_string:
+            if is_escaped:
+                is_escaped = False
+            elif char == "\\":
+                is_escaped = True
+            elif char == '"':
+                in_string = False
+        elif char == '"':
+            in_string = True
+        elif char in "[{":
+            depth += 1
+            if depth > _DEEPEST:
+                return True
+        elif char in "]}":
+            depth -= 1
+    return False
+
+
+def depth_error(where: str) -> UserError:
+    """The error for a value that is nested too deeply; `where` is file and line."""
+    return UserError(f"{where}: {TOO_DEEP} (more than {_DEEPEST} levels of [ and {{); flatten it, or leave it out")
 
 
 def json_error(file: Path, line: int, error: json.JSONDecodeError) -> UserError:
@@ -80,6 +112,8 @@ class JsonStream:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._pos)
+            except RecursionError as error:
+                raise depth_error(f"{self._file}:{line}") from error
             except json.JSONDecodeError as error:
                 begin = self._pos
                 if self._fill():
@@ -89,6 +123,8 @@ class JsonStream:
             # A number at the very end of the buffer may go on in the next chunk; objects cannot.
             if end == len(self._text) and not self._ended and self._fill():
                 continue
+            if is_too_deep(self._text[self._pos : end]):
+                raise depth_error(f"{self._file}:{line}")
             self._advance(end)
             return line, value
 

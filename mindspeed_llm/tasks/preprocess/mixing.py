@@ -87,20 +87,22 @@ def mixed_records(
     probabilities: Sequence[float] | None = None,
     seed: int = 42,
     max_samples: int | None = None,
+    read: Callable[[Path], Iterator[Record]] = read_file,
 ) -> Iterator[Record]:
     """Yield the records of several data sets, mixed, each with the number of its set as `source`.
 
     The sets are read from front to back and again where they start anew, so that memory does not grow with them; of
     each at most `max_samples` are read. An entry with `num_samples` gives that many, the same that `resample` chooses,
-    in the order of its files. Raises UserError for probabilities that do not fit and for a set without records.
+    in the order of its files. `read` reads a file. Raises UserError for probabilities that do not fit and for a set
+    without records.
     """
     if probabilities is not None:
         _check_probabilities(entries, strategy, probabilities)
 
     def opener(number: int, entry: DatasetEntry) -> Callable[[], Iterator[Record]]:
         if number == 0:
-            return lambda: _chosen(entry, max_samples, seed)
-        return lambda: (record._replace(source=number) for record in _chosen(entry, max_samples, seed))
+            return lambda: _chosen(entry, max_samples, seed, read)
+        return lambda: (record._replace(source=number) for record in _chosen(entry, max_samples, seed, read))
 
     opens = [opener(number, entry) for number, entry in enumerate(entries)]
     return interleaved(opens, [entry.name for entry in entries], strategy, probabilities, seed)
@@ -149,9 +151,11 @@ def interleaved(
             return
 
 
-def _chosen(entry: DatasetEntry, max_samples: int | None, seed: int) -> Iterator[Record]:
+def _chosen(
+    entry: DatasetEntry, max_samples: int | None, seed: int, read: Callable[[Path], Iterator[Record]]
+) -> Iterator[Record]:
     def records() -> Iterator[Record]:
-        return itertools.islice(itertools.chain.from_iterable(map(_records, entry.files)), max_samples)
+        return itertools.islice((record for file in entry.files for record in _records(file, read)), max_samples)
 
     if entry.num_samples is None:
         return records()
@@ -163,9 +167,9 @@ def _chosen(entry: DatasetEntry, max_samples: int | None, seed: int) -> Iterator
     return (record for record, count in zip(records(), times, strict=True) for _ in range(count))
 
 
-def _records(file: Path) -> Iterator[Record]:
+def _records(file: Path, read: Callable[[Path], Iterator[Record]]) -> Iterator[Record]:
     is_empty = True
-    for record in read_file(file):
+    for record in read(file):
         is_empty = False
         yield record
     if is_empty:

@@ -3,8 +3,10 @@
 Text formats may be compressed: `a.jsonl.gz` and `a.jsonl.zst` are files of type jsonl. Every reader streams, so that
 memory does not grow with the file. Text is UTF-8 with or without a byte order mark, and line ends are normalised. A
 record knows the file and the line (for parquet and arrow: the row) it came from, so that later errors can name it.
+A record that cannot be read, where the next one can, is an error, or a record with a `Mistake` for callers that ask.
 """
 
+import codecs
 import csv
 import glob
 import json
@@ -16,25 +18,42 @@ from typing import Any, NamedTuple
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.compressed import COMPRESSIONS, open_bytes
-from mindspeed_llm.tasks.preprocess.json_stream import JsonStream, json_error, utf8_error
+from mindspeed_llm.tasks.preprocess.json_stream import (
+    TOO_DEEP,
+    JsonStream,
+    depth_error,
+    is_too_deep,
+    json_error,
+    utf8_error,
+)
 
 _UTF8_MARK = b"\xef\xbb\xbf"
 _ARROW_ROWS = 256
 # What stands beside the files of data sets that the datasets library or the user has described.
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json", "state.json")
+_NO_OBJECT = "no object with named columns"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LOG = logging.getLogger("mindspeed_llm")
+
+
+class Mistake(NamedTuple):
+    """Why a record could not be read: `kind`, the same for all records with the same mistake, and the whole message."""
+
+    kind: str
+    message: str
 
 
 class Record(NamedTuple):
     """One record of a data file: `data` maps columns to values; `line` counts from 1 (parquet and arrow: rows).
 
-    `source` is the number of the data set, where several are mixed.
+    `source` is the number of the data set, where several are mixed. With a `mistake` there are no data.
     """
 
     file: Path
     line: int
     data: dict[str, Any]
     source: int = 0
+    mistake: Mistake | None = None
 
     @property
     def where(self) -> str:
@@ -106,18 +125,31 @@ def iterate_records(path: str | Path) -> Iterator[Record]:
         yield from read_file(file)
 
 
-def read_file(file: Path) -> Iterator[Record]:
+def read_file(file: Path, *, keep_mistakes: bool = False) -> Iterator[Record]:
     """Yield the records of one file; the reader is chosen by the extension. A file of 0 bytes has none.
 
-    What is no regular file, such as a pipe, is read as JSON lines unless its extension says otherwise.
+    What is no regular file, such as a pipe, is read as JSON lines unless its extension says otherwise. Raises UserError
+    naming file and line; with `keep_mistakes` a record that is wrong, where the next one can be told from it, is
+    yielded with its mistake instead.
     """
     reader = _reader_of(file)
     if file.is_file() and not file.stat().st_size:
         return
     for line, data in reader(file):
-        if not isinstance(data, dict):
-            raise UserError(f"{file}:{line}: expected an object with named columns, found {type(data).__name__}")
-        yield Record(file, line, data)
+        if isinstance(data, dict):
+            yield Record(file, line, data)
+            continue
+        mistake = data if isinstance(data, Mistake) else _no_object(file, line, data)
+        if not keep_mistakes:
+            raise UserError(mistake.message)
+        yield Record(file, line, {}, mistake=mistake)
+
+
+def _no_object(file: Path, line: int, value: Any) -> Mistake:
+    return Mistake(
+        _NO_OBJECT,
+        f"{file}:{line}: expected an object with named columns, found {type(value).__name__}",
+    )
 
 
 def _known_types() -> str:
@@ -139,8 +171,11 @@ def _reader_of(file: Path) -> Callable[[Path], Iterator[tuple[int, Any]]]:
     return READERS[kind]
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, text without line end) of the lines of a text file, whatever their line ends."""
+def _lines(file: Path) -> Iterator[tuple[int, str | Mistake]]:
+    """Yield (number, text without line end) of the lines of a text file, whatever their line ends.
+
+    A line that is not UTF-8 is a mistake; a file in UTF-16 has no lines that could be told.
+    """
     number = 0
     with open_bytes(file) as stream:
         for raw in stream:
@@ -149,7 +184,12 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise utf8_error(file, number + 1, error) from error
+                number += 1
+                mistake = utf8_error(file, number, error)
+                if number == 1 and raw.startswith(_UTF16_MARKS):
+                    raise mistake from error
+                yield number, Mistake("text that is not valid UTF-8", str(mistake))
+                continue
             text = text.removesuffix("\n").removesuffix("\r")
             for part in text.split("\r") if "\r" in text else (text,):
                 number += 1
@@ -159,17 +199,32 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 def _read_jsonl(file: Path) -> Iterator[tuple[int, Any]]:
     is_first = True
     for line, text in _lines(file):
-        if text and not text.isspace():
+        if isinstance(text, Mistake):
+            yield line, text
+        elif text and not text.isspace():
+            value = _json_value(file, line, text)
             if is_first and text.lstrip().startswith("["):
-                raise UserError(
+                message = (
                     f"{file}:{line}: expected an object with named columns, found a JSON array; name a file that "
                     "holds one array .json, not .jsonl"
                 )
+                if not isinstance(value, list) or any(isinstance(item, dict) for item in value):
+                    # All of the file is meant to be one array.
+                    raise UserError(message)
+                value = Mistake(_NO_OBJECT, message)
             is_first = False
-            try:
-                yield line, json.loads(text)
-            except json.JSONDecodeError as error:
-                raise json_error(file, line, error) from error
+            yield line, value
+
+
+def _json_value(file: Path, line: int, text: str) -> Any:
+    """The value of a line, or its mistake."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        return Mistake("not valid JSON", str(json_error(file, line, error)))
+    except RecursionError:
+        return Mistake(TOO_DEEP, str(depth_error(f"{file}:{line}")))
+    return Mistake(TOO_DEEP, str(depth_error(f"{file}:{line}"))) if is_too_deep(text) else value
 
 
 def _read_json(file: Path) -> Iterator[tuple[int, Any]]:
@@ -180,19 +235,58 @@ def _read_json(file: Path) -> Iterator[tuple[int, Any]]:
 
 def _read_csv(file: Path) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(1 << 30)
-    reader = csv.DictReader(text + "\n" for _, text in _lines(file))
+    of_row: list[tuple[int, str]] = []
+
+    def lines() -> Iterator[str]:
+        for line, text in _lines(file):
+            if isinstance(text, Mistake):
+                # Nobody knows whether a quote stood in it.
+                raise UserError(text.message)
+            of_row.append((line, text + "\n"))
+            yield text + "\n"
+
+    # Strict: else a quote that is not closed takes in all rows up to the next one, without a word.
+    reader = csv.DictReader(lines(), strict=True)
     try:
         for row in reader:
+            of_row.clear()
             if None in row:
-                raise UserError(f"{file}:{reader.line_num}: the row has more fields than the header")
-            yield reader.line_num, row
+                message = f"{file}:{reader.line_num}: the row has more fields than the header"
+                yield reader.line_num, Mistake("row with more fields than the header", message)
+            else:
+                yield reader.line_num, row
     except csv.Error as error:
-        raise UserError(f"{file}:{reader.line_num}: not valid CSV ({error})") from error
+        opened, last = _last_quote(of_row), of_row[-1][0]
+        if opened is None:
+            raise UserError(f"{file}:{last}: not valid CSV ({error})") from error
+        raise UserError(
+            f"{file}:{opened}: not valid CSV: the quoted field that begins in this line is not closed in the right "
+            f"place (line {last}: {error}); close it, and double quotes that belong to the text"
+        ) from error
+
+
+def _last_quote(lines: list[tuple[int, str]]) -> int | None:
+    """The line of the last quote that opens a field, within the lines of one row of CSV that is not valid; None where
+    there is none.
+    """
+    opened, in_quotes, was_closed, at_start = None, False, False, True
+    for line, text in lines:
+        for char in text:
+            if char == '"' and (in_quotes or was_closed):
+                # Two quotes within quotes stand for one: they close and open again.
+                in_quotes, was_closed = not in_quotes, in_quotes
+            elif char == '"' and at_start:
+                opened, in_quotes, at_start = line, True, False
+            elif was_closed and char not in ",\n":
+                return opened
+            elif not in_quotes:
+                was_closed, at_start = False, char in ",\n"
+    return opened
 
 
 def _read_txt(file: Path) -> Iterator[tuple[int, Any]]:
     for line, text in _lines(file):
-        yield line, {"text": text}
+        yield line, text if isinstance(text, Mistake) else {"text": text}
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[int, Any]]:

@@ -12,7 +12,7 @@ import zstandard
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess import compressed, json_stream
-from mindspeed_llm.tasks.preprocess.readers import data_files, iterate_records
+from mindspeed_llm.tasks.preprocess.readers import data_files, iterate_records, read_file
 
 LINE = b'{"a": "' + b"x" * 90 + b'"}\n'
 LONG = LINE.replace(b"\n", b",\n")
@@ -129,6 +129,24 @@ def test_json_lines_in_a_json_file(tmp_path):
         ("a.csv", b"a,b\n1,2\n1,\xe9\n", r"a\.csv:3: .*not valid UTF-8"),
         ("a.jsonl", '{"a": 1}'.encode("utf-16"), r"a\.jsonl is not valid UTF-8 text, but UTF-16 .*; save it as UTF-8"),
         ("a.csv", b"a,b\n1,2\n1,2,3\n", r"a\.csv:3: the row has more fields"),
+        # A quote that is not closed, up to the end and up to the next quote; after another field of several lines.
+        ("a.csv", b'a,b\n1,2\n3,"x\n4,5\n', r"a\.csv:3: .* begins in this line is not closed .*line 4: unexpected end"),
+        ("a.csv", b'a,b\n1,"x\n2,"y"\n', r"a\.csv:2: .* not closed in the right place \(line 3: ',' expected"),
+        ("a.csv", b'a,b\n"p\n""q""\n","x""\ny\n', r"a\.csv:4: .* not closed .*line 5"),
+        ("a.csv", b'a,b\n1,2\n3,"cut of', r"a\.csv:3: .* not closed"),
+        (
+            "a.jsonl",
+            b'{"a": 1}\n{"a": ' + b"[" * 300 + b"]" * 300 + b"}\n",
+            r"a\.jsonl:2: JSON that is nested too deeply",
+        ),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: expected an object"),
+        ("a.jsonl", b'{"a": ' * 100_000, r"a\.jsonl:1: JSON that is nested too deeply"),
+        (
+            "a.json",
+            b'[{"a": 1},\n{"a": ' + b"[" * 300 + b"]" * 300 + b"}]",
+            r"a\.json:2: JSON that is nested too deeply",
+        ),
+        ("a.json", b'[{"a": 1},\n' + b'{"a": ' * 100_000, r"a\.json:2: JSON that is nested too deeply"),
         ("a.parquet", b"no parquet", r"a\.parquet is not a valid parquet file"),
         ("a.arrow", b"no arrow", r"a\.arrow is not a valid arrow file"),
         ("a.xml", b"<a/>", r"unknown type '\.xml'; expected one of json, jsonl"),
@@ -139,6 +157,51 @@ def test_mistakes_name_file_and_line(tmp_path, name, content, message):
     file.write_bytes(content)
     with pytest.raises(UserError, match=message):
         list(iterate_records(file))
+
+
+def test_mistakes_are_kept_where_the_next_record_can_be_told(tmp_path):
+    deep = b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}"
+    wide = b'{"a": "' + b"[{" * 300 + b'\\"", "b": [' + b",".join([b"[]"] * 300) + b"]}"
+    lines = (b'{"a": 1}', b'{"a": ', b"7", deep, b'{"a": "\xff"}', b"", wide, b'{"a": 2}')
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    records = list(read_file(tmp_path / "a.jsonl", keep_mistakes=True))
+    found = [(record.line, record.mistake and record.mistake.kind) for record in records]
+    assert found == [
+        (1, None),
+        (2, "not valid JSON"),
+        (3, "no object with named columns"),
+        (4, "JSON that is nested too deeply"),
+        (5, "text that is not valid UTF-8"),
+        (7, None),
+        (8, None),
+    ]
+    assert all(f"a.jsonl:{record.line}: " in record.mistake.message for record in records if record.mistake)
+    assert all(record.data == {} for record in records if record.mistake)
+
+    (tmp_path / "a.csv").write_bytes(b"a,b\n1,2,3\n4,5\n")
+    assert [bool(record.mistake) for record in read_file(tmp_path / "a.csv", keep_mistakes=True)] == [True, False]
+    (tmp_path / "a.json").write_bytes(b'[7, {"a": 1}]')
+    assert [bool(record.mistake) for record in read_file(tmp_path / "a.json", keep_mistakes=True)] == [True, False]
+    (tmp_path / "b.jsonl").write_bytes(b'[1, 2]\n{"a": 1}\n')
+    assert [bool(record.mistake) for record in read_file(tmp_path / "b.jsonl", keep_mistakes=True)] == [True, False]
+    for name, content in (
+        ("c.jsonl", b'[{"a": 1}]\n'),
+        ("c.json", b'[{"a": 1}, {"a" 2}, {"a": 3}]'),
+        ("c.csv", b'a,b\n1,"x\n2,"y"\n'),
+        ("d.csv", b'a,b\n1,"\xff\n2,3\n'),
+        ("d.jsonl", '{"a": 1}\n'.encode("utf-16")),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=name):
+            list(read_file(tmp_path / name, keep_mistakes=True))
+
+
+def test_quotes_in_csv_as_the_standard_has_them(tmp_path):
+    content = 'a,b\n"x\n""y"", z",2\n\n"",""\n"""",p"q\n'
+    (tmp_path / "a.csv").write_text(content, encoding="utf-8")
+    expected = [{"a": 'x\n"y", z', "b": "2"}, {"a": "", "b": ""}, {"a": '"', "b": 'p"q'}]
+    assert [record.data for record in read_file(tmp_path / "a.csv")] == expected
+    assert list(csv.DictReader(content.splitlines(keepends=True))) == expected
 
 
 def test_folders(tmp_path, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ _LOOKED_INTO_FILES = 20
 # Compressed text is about so many times as long.
 _COMPRESSION_RATIO = 3
 _LINE_FORMATS = (".jsonl", ".txt", ".csv")
+# What becomes of mistakes is the matter of the work.
+_read = functools.partial(read_file, keep_mistakes=True)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class Inputs:
         """All records in order."""
         if self.hub is not None:
             return itertools.islice(self.hub.records(), self.max_samples)
-        return mixed_records(self.entries, self.mix_strategy, self.probabilities, self.seed, self.max_samples)
+        return mixed_records(
+            self.entries, self.mix_strategy, self.probabilities, self.seed, self.max_samples, read=_read
+        )
 
     def first_records(self, count: int) -> list[Record]:
         """The first `count` records of the first files of each data set (of the data set, from a hub)."""
@@ -60,7 +65,7 @@ class Inputs:
             record._replace(source=source)
             for source, entry in enumerate(self.entries)
             for file in entry.files[:_LOOKED_INTO_FILES]
-            for record in itertools.islice(read_file(file), count)
+            for record in itertools.islice(_read(file), count)
         ]
 
     def estimate(self, files: Sequence[InputFile]) -> int | None:
@@ -89,6 +94,8 @@ def resolve_inputs(arguments: Arguments, handler: Handler) -> Inputs:
     entries, hub = [], None
     if not handler.formatting:
         assert arguments.dataset_dir is not None
+        if not all(name.strip() for name in arguments.input.split(",")):
+            raise UserError(f"--input {arguments.input}: a name is empty; write names with one comma between two")
         entries = resolve_datasets(
             arguments.input, arguments.dataset_dir, field="--input", dir_field="--dataset-dir", preference=True
         )
@@ -168,5 +175,5 @@ def _lengths(file: Path) -> list[int]:
     """Lengths in bytes of the first records, as JSON."""
     return [
         len(json.dumps(record.data, default=str, ensure_ascii=False).encode("utf-8", "replace")) + 1
-        for record in itertools.islice(read_file(file), _SAMPLED_RECORDS)
+        for record in itertools.islice(_read(file), _SAMPLED_RECORDS)
     ]

@@ -15,6 +15,7 @@ from mindspeed_llm.tasks.preprocess.command.arguments import Arguments
 from mindspeed_llm.tasks.preprocess.command.checks import check_handler
 from mindspeed_llm.tasks.preprocess.command.identity import hash_of
 from mindspeed_llm.tasks.preprocess.command.inputs import Inputs, resolve_inputs
+from mindspeed_llm.tasks.preprocess.command.record_mistakes import CheckedWork
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.handlers import Handler, WorkOptions, find_handler, make_work, with_entries
 from mindspeed_llm.tasks.preprocess.map_keys import check_columns, parse_map_keys
@@ -58,7 +59,7 @@ class Job:
 
     @property
     def prefix(self) -> Path:
-        """The begin of the names of the output."""
+        """The beginning of the names of the output."""
         assert self.arguments.output_prefix is not None
         return Path(self.arguments.output_prefix)
 
@@ -115,7 +116,7 @@ def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
         on_bad_record=arguments.on_bad_record,
         entries=inputs.entries if not handler.formatting else (),
     )
-    work = make_work(handler, tokenizer, options)
+    work = CheckedWork(make_work(handler, tokenizer, options), skips=arguments.on_bad_record == "skip")
     template = None
     if handler.kind != "pretrain":
         from mindspeed_llm.tasks.preprocess.handler_work import make_renderer
@@ -132,7 +133,8 @@ def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
         # Asked now, so that a missing token is reported before the work.
         _ = job.pad_id
     first = [] if inputs.is_stream else inputs.first_records(CHECKED_RECORDS)
-    check_columns(columns, first) if first else None
+    if readable := [record for record in first if record.mistake is None]:
+        check_columns(columns, readable)
     work(first)
     return job, first
 
