@@ -171,6 +171,7 @@ class LFDataManager:
                 text_of=TextColumn(column),
                 append_eod=data.append_eod,
                 piece_length=data.cutoff_len,
+                drop_single_tokens=True,
             )
         options = SampleOptions(data.cutoff_len, data.train_on_prompt, data.mask_history)
         return ConversationWork(self._renderer, options, [entry.layout])

@@ -42,9 +42,11 @@ class TextWork:
     `text_of` gives the text of a record for a column (default: the value of the column). `append_eod` ends each
     document with the eos token, unless the tokenizer has done so. `pad_to_multiple_of` fills each document up to a
     multiple of so many tokens, with the pad token, or with the eos token where there is none. With `piece_length`
-    documents are split in pieces of at most so many tokens; nothing is left out but documents of one token, which have
-    nothing to predict. `split_sentences` makes a sequence of each sentence, with `keep_newlines` together with the
-    white space after it. `on_bad_record`: "error" raises UserError for a missing key or a wrong type, "skip" counts it.
+    documents are split in pieces of at most so many tokens; nothing is left out, unless `drop_single_tokens` counts
+    documents of one token as skipped: where each piece is a sample of its own they have nothing to predict, while one
+    that is joined with others has. `split_sentences` makes a sequence of each sentence, with `keep_newlines` together
+    with the white space after it. `on_bad_record`: "error" raises UserError for a missing key or a wrong type, "skip"
+    counts it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class TextWork:
         text_of: Callable[[Record, str], str] | None = None,
         append_eod: bool = False,
         piece_length: int | None = None,
+        drop_single_tokens: bool = False,
         pad_to_multiple_of: int = 1,
         split_sentences: bool = False,
         keep_newlines: bool = False,
@@ -64,6 +67,7 @@ class TextWork:
         self.keys = tuple(columns)
         self._text_of = text_of or column_text
         self._piece_length, self._multiple = piece_length, pad_to_multiple_of
+        self._drop_single_tokens = drop_single_tokens
         self._skips_bad = on_bad_record == "skip"
         self._keep_newlines = keep_newlines
         eos, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
@@ -127,7 +131,7 @@ class TextWork:
             assert self.pad_id is not None
             documents = _extended(documents, -documents.lengths % self._multiple, self.pad_id)
         if self._piece_length is not None:
-            if self._sentences is None:
+            if self._drop_single_tokens and self._sentences is None:
                 documents = _without(documents, documents.lengths == 1, ONE_TOKEN + of_key, skipped)
             documents = _in_pieces(documents, self._piece_length)
         return documents

@@ -44,7 +44,7 @@ TOKENIZERS = {
 }
 
 
-def _expected(tokenizer, texts, append_eod, multiple, piece_length):
+def _expected(tokenizer, texts, append_eod, multiple, piece_length, drop=False):
     """A plain loop: (sequences, reasons by place)."""
     sequences, skipped = [], []
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -59,11 +59,11 @@ def _expected(tokenizer, texts, append_eod, multiple, piece_length):
             ids.append(pad)
         if piece_length is None:
             sequences.append(ids)
-        elif len(ids) == 1:
+        elif len(ids) == 1 and drop:
             skipped.append((ONE_TOKEN, f"a.jsonl:{place}"))
         else:
             pieces = [ids[i : i + piece_length] for i in range(0, len(ids), piece_length)]
-            if len(pieces[-1]) == 1 and piece_length > 2:
+            if len(pieces[-1]) == 1 and len(pieces) > 1 and piece_length > 2:
                 pieces[-1].insert(0, pieces[-2].pop())
             sequences += pieces
     return sequences, skipped
@@ -76,14 +76,21 @@ def _expected(tokenizer, texts, append_eod, multiple, piece_length):
     append_eod=st.booleans(),
     multiple=st.sampled_from([1, 2, 4]),
     pieces=st.none() | st.integers(1, 5),
+    drop=st.booleans(),
 )
-def test_every_token_is_there(name, texts, append_eod, multiple, pieces):
+def test_every_token_is_there(name, texts, append_eod, multiple, pieces, drop):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
     tokenizer = TOKENIZERS[name]
     piece_length = None if pieces is None else max(2, pieces * multiple)
-    work = TextWork(tokenizer, append_eod=append_eod, pad_to_multiple_of=multiple, piece_length=piece_length)
+    work = TextWork(
+        tokenizer,
+        append_eod=append_eod,
+        pad_to_multiple_of=multiple,
+        piece_length=piece_length,
+        drop_single_tokens=drop,
+    )
     chunk = work(_texts(*texts))
-    sequences, skipped = _expected(tokenizer, texts, append_eod, multiple, piece_length)
+    sequences, skipped = _expected(tokenizer, texts, append_eod, multiple, piece_length, drop)
     assert (_sequences(chunk) if sequences else chunk.arrays["text"].tolist()) == sequences
     assert sorted(chunk.skipped) == sorted(skipped) and chunk.num_records == len(texts)
     assert chunk.arrays["text"].dtype == chunk.lengths["text"].dtype == np.int32

@@ -49,9 +49,11 @@ def test_pieces_are_a_partition(tmp_path):
     assert lengths.tolist() == [5, *[50] * 7, 10, 4]
 
 
-def test_what_has_one_token_gives_no_sample(tmp_path):
+def test_documents_of_one_token_are_dropped_only_where_asked(tmp_path):
     file = _jsonl(tmp_path / "a.jsonl", [{"text": text} for text in ("a", "b" * 21, "c" * 20, "dd")])
-    lengths, chunks, summary = _run(file, TextWork(byte_tokenizer(), piece_length=10))
+    kept, _, summary = _run(file, TextWork(byte_tokenizer(), piece_length=10))
+    assert kept.tolist() == [1, 10, 9, 2, 10, 10, 2] and not summary.skipped
+    lengths, chunks, summary = _run(file, TextWork(byte_tokenizer(), piece_length=10, drop_single_tokens=True))
     assert lengths.tolist() == [10, 9, 2, 10, 10, 2]
     assert byte_tokenizer().decode(np.concatenate([c.arrays["text"] for c in chunks])) == "b" * 21 + "c" * 20 + "dd"
     assert summary.skipped == {ONE_TOKEN: 1} and summary.first_skipped == {ONE_TOKEN: [f"{file}:1"]}
