@@ -1,12 +1,14 @@
 """The work on records that a handler and the user's options ask for."""
 
 import difflib
+from dataclasses import fields
 from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.chunks import Work
 from mindspeed_llm.tasks.preprocess.conversation_work import ConversationWork
+from mindspeed_llm.tasks.preprocess.handler_flags import USED_BY, check_flag
 from mindspeed_llm.tasks.preprocess.handlers import Handler, WorkOptions
 from mindspeed_llm.tasks.preprocess.pairwise_work import PairwiseWork
 from mindspeed_llm.tasks.preprocess.prompt_work import PromptWork
@@ -18,19 +20,8 @@ from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, Template, l
 from mindspeed_llm.tasks.preprocess.text_work import TextWork
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer, as_tokenizer
 
-_FLAGS_OF_KINDS: dict[str, tuple[str, ...]] = {
-    "enable_thinking": ("instruction", "pairwise", "prompt"),
-    "drop_thinking": ("instruction", "pairwise", "prompt"),
-    "reasoning_effort": ("instruction", "pairwise", "prompt"),
-    "mask_history": ("instruction",),
-    "append_eod": ("pretrain", "instruction", "pairwise"),
-    "additional_keys": ("prompt",),
-    "pad_to_multiple_of": ("pretrain",),
-    "split_sentences": ("pretrain",),
-    "keep_newlines": ("pretrain",),
-}
-"""Option -> the kinds of handlers that it means something for."""
-_FLAG_NAMES = {"additional_keys": "--dataset-additional-keys"}
+_FLAG_FIELDS = {"templates_file": "prompt_type_path", "additional_keys": "dataset_additional_keys"}
+"""Option -> the field of its flag, where that is called otherwise."""
 
 
 def build_work(handler: Handler, tokenizer: Any, options: WorkOptions) -> Work:
@@ -74,7 +65,8 @@ def make_renderer(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) 
     for name in ("drop_thinking", "reasoning_effort"):
         if getattr(options, name) != getattr(WorkOptions, name):
             raise UserError(
-                f"{_flag(name)} needs --prompt-type: the tokenizer's own chat template is used, which does not know it"
+                f"--{name.replace('_', '-')} needs --prompt-type: the tokenizer's own chat template is used, which "
+                "does not know it"
             )
     own = ChatTemplateRenderer(tokenizer, enable_thinking=options.enable_thinking, last_only=options.mask_history)
     return own, None
@@ -83,11 +75,6 @@ def make_renderer(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) 
 def _chosen_template(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) -> Template | None:
     file = options.templates_file or TEMPLATES_FILE
     name = options.prompt_type
-    if name is not None and not handler.takes_prompt_type:
-        raise UserError(
-            f"--prompt-type {name} has no effect with --handler-name {handler.name}, which always uses the template "
-            f"{handler.template}; leave it out"
-        )
     if name is not None and name not in template_names(file):
         known = template_names(file)
         near = difflib.get_close_matches(name, known, n=1)
@@ -146,23 +133,7 @@ def _text_work(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) -> 
 
 def _check_options(handler: Handler, options: WorkOptions) -> None:
     untouched = WorkOptions()
-    for name, kinds in _FLAGS_OF_KINDS.items():
-        if getattr(options, name) != getattr(untouched, name) and handler.kind not in kinds:
-            raise UserError(
-                f"{_flag(name)} has no effect with --handler-name {handler.name} ({handler.kind}); it belongs to "
-                f"{' and '.join(kinds)} handlers"
-            )
-    if handler.kind == "pretrain" and options.prompt_type is not None:
-        raise UserError(
-            f"--prompt-type {options.prompt_type} has no effect with --handler-name {handler.name}, which makes plain "
-            "text; leave it out, or name an instruction handler"
-        )
-    if options.json_keys != untouched.json_keys and not handler.takes_json_keys:
-        raise UserError(
-            f"--json-keys has no effect with --handler-name {handler.name}, which makes {', '.join(handler.keys)}; "
-            "leave it out, or map columns with --map-keys"
-        )
-
-
-def _flag(name: str) -> str:
-    return _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
+    for item in fields(WorkOptions):
+        name = _FLAG_FIELDS.get(item.name, item.name)
+        if name in USED_BY and getattr(options, item.name) != getattr(untouched, item.name):
+            check_flag(name, handler)

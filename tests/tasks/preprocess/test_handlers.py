@@ -287,9 +287,13 @@ def test_prompt_handlers(name, record):
     """Earlier turns are part of the prompt; the answer and further columns are plain ids."""
     tokenizer = bpe_tokenizer()
     ids, _ = spelled(tokenizer, ALPACA_PIECES[:-2])
-    chunk = run(name, tokenizer, record, prompt_type="chatml", additional_keys=("labels", "answer"))
+    further = {"additional_keys": ("labels", "answer")} if name.startswith("R1") else {}
+    chunk = run(name, tokenizer, record, prompt_type="chatml", **further)
     assert sequences(chunk, "input_ids") == [ids]
     assert sequences(chunk, "attention_mask") == [[1] * len(ids)]
+    if not further:
+        assert list(chunk.arrays) == ["input_ids", "attention_mask"]
+        return
     assert sequences(chunk, "labels") == [tokenizer.encode("bonsoir 🙂", add_special_tokens=False)]
     assert sequences(chunk, "answer") == [tokenizer.encode("bon", add_special_tokens=False)]
     alone = run(name, tokenizer, record, prompt_type="chatml")
@@ -301,9 +305,12 @@ def test_prompts_need_no_answer():
     expected = tokenizer.encode(_user("hi"), add_special_tokens=False)
     for name, record in (
         ("PPOAlpacaStyleInstructionHandler", {"instruction": "hi"}),
+        ("R1AlpacaStyleInstructionHandler", {"instruction": "hi"}),
         ("R1SharegptStyleInstructionHandler", {"conversations": [{"from": "human", "value": "hi"}]}),
     ):
         assert sequences(run(name, tokenizer, record, prompt_type="chatml"), "input_ids") == [expected]
+        if name.startswith("PPO"):
+            continue
         with pytest.raises(UserError, match=r"data\.jsonl:1: .*(no key 'output'|does not end with a reply)"):
             run(name, tokenizer, record, prompt_type="chatml", additional_keys=("labels",))
 
@@ -421,12 +428,12 @@ def test_names():
         (
             "GeneralInstructionHandler",
             {"prompt_type": "qwen3"},
-            "--prompt-type qwen3 has no effect with --handler-name GeneralInstructionHandler, which always uses",
+            "--prompt-type is for handlers that take a template, not for GeneralInstructionHandler; leave it out",
         ),
         (
             "GeneralPretrainHandler",
             {"prompt_type": "qwen3"},
-            "--prompt-type qwen3 has no effect with --handler-name GeneralPretrainHandler, which makes plain text",
+            "--prompt-type is for handlers that take a template, not for GeneralPretrainHandler; leave it out",
         ),
         (
             "AlpacaStyleInstructionHandler",
@@ -434,20 +441,57 @@ def test_names():
             r"--handler-name AlpacaStyleInstructionHandler needs a chat template, .* by --prompt-type \(.*qwen3",
         ),
         ("AlpacaStyleInstructionHandler", {"prompt_type": "qwn3"}, "--prompt-type 'qwn3': .* did you mean qwen3"),
-        ("AlpacaStyleInstructionHandler", {"split_sentences": True}, "--split-sentences has no effect .* pretrain"),
-        ("AlpacaStylePairwiseHandler", {"mask_history": True}, "--mask-history has no effect .* instruction handlers"),
-        ("PPOAlpacaStyleInstructionHandler", {"append_eod": True}, "--append-eod has no effect .*pairwise handlers"),
+        (
+            "AlpacaStyleInstructionHandler",
+            {"split_sentences": True},
+            "--split-sentences is for pretraining handlers, not for Alpaca",
+        ),
+        (
+            "AlpacaStylePairwiseHandler",
+            {"mask_history": True},
+            "--mask-history is for instruction handlers, not for AlpacaStylePair",
+        ),
+        (
+            "PPOAlpacaStyleInstructionHandler",
+            {"append_eod": True},
+            "--append-eod is for all but the prompt handlers, not for PPO",
+        ),
         (
             "AlpacaStyleInstructionHandler",
             {"additional_keys": ("x",)},
-            "--dataset-additional-keys has no effect .* prompt handlers",
+            "--dataset-additional-keys is for the R1 handlers, not for Alpaca",
         ),
-        ("AlpacaPretrainHandler", {"json_keys": ("a", "b")}, "--json-keys has no effect .* which makes text"),
+        (
+            "AlpacaStyleInstructionHandler",
+            {"prompt_type": "gpt_oss", "reasoning_effort": "max"},
+            "--reasoning-effort max: template 'gpt_oss' knows low, medium, high",
+        ),
+        (
+            "AlpacaStyleInstructionHandler",
+            {"prompt_type": "deepseek4", "reasoning_effort": "max"},
+            "--reasoning-effort max needs --enable-thinking true with template 'deepseek4'",
+        ),
+        (
+            "AlpacaStyleInstructionHandler",
+            {"prompt_type": "chatml", "reasoning_effort": "high"},
+            "--reasoning-effort high: template 'chatml' knows none, leave it out",
+        ),
+        (
+            "AlpacaPretrainHandler",
+            {"json_keys": ("a", "b")},
+            "--json-keys is for handlers that tokenize plain columns, not for AlpacaP",
+        ),
     ],
 )
 def test_options_that_do_not_fit(name, options, message):
     with pytest.raises(UserError, match=message):
         make_work(find_handler(name), bpe_tokenizer(), WorkOptions(**options))
+
+
+def test_missing_columns_of_plain_text_name_their_flag():
+    record = {"body": "x"}
+    with pytest.raises(UserError, match=r"no key 'text' .* with --json-keys, or under `columns` of the data set"):
+        run("GeneralPretrainHandler", bpe_tokenizer(), record)
 
 
 def test_what_the_tokenizers_own_template_cannot_follow():

@@ -137,9 +137,9 @@ class Arguments:
     reasoning_effort: str | None = _flag(
         "records",
         None,
-        "how much the model is told to think, with --enable-thinking true: max (template deepseek4) or high (gpt_oss, "
-        "which is medium without the flag; deepseek4 says nothing for it).",
-        values=("max", "high"),
+        "how much the model is told to think: low, medium or high (template gpt_oss, medium without the flag); max or "
+        "high (deepseek4, with --enable-thinking true; it says nothing for high).",
+        metavar="EFFORT",
     )
     mask_history: bool = _flag(
         "records",

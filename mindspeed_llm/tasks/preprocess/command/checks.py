@@ -2,50 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, Arguments, flag_of
 from mindspeed_llm.tasks.preprocess.command.refused import INERT
-from mindspeed_llm.tasks.preprocess.handlers import HANDLERS, Handler
-
-
-@dataclass(frozen=True)
-class _UsedBy:
-    """The handlers that a flag is for, and how messages call them."""
-
-    whom: str
-    uses: Callable[[Handler], bool]
-
-
-_PRETRAIN = _UsedBy("pretraining handlers", lambda handler: handler.kind == "pretrain")
-_WITH_TEMPLATE = _UsedBy("handlers that take a template", lambda handler: handler.takes_prompt_type)
-_INSTRUCTION = _UsedBy("instruction handlers", lambda handler: handler.kind == "instruction")
-_DATASET_INFO = _UsedBy("handlers that read dataset_info.json", lambda handler: not handler.formatting)
-
-USED_BY: dict[str, _UsedBy] = {
-    "json_keys": _UsedBy("handlers that tokenize plain columns", lambda handler: handler.takes_json_keys),
-    "map_keys": _UsedBy("handlers whose records have columns of fixed roles", lambda handler: bool(handler.columns)),
-    "dataset_dir": _DATASET_INFO,
-    "mix_strategy": _DATASET_INFO,
-    "interleave_probs": _DATASET_INFO,
-    "prompt_type": _WITH_TEMPLATE,
-    "prompt_type_path": _WITH_TEMPLATE,
-    "enable_thinking": _WITH_TEMPLATE,
-    "drop_thinking": _WITH_TEMPLATE,
-    "reasoning_effort": _WITH_TEMPLATE,
-    "mask_history": _INSTRUCTION,
-    "pack": _INSTRUCTION,
-    "neat_pack": _INSTRUCTION,
-    "pad_to_multiple_of": _PRETRAIN,
-    "split_sentences": _PRETRAIN,
-    "keep_newlines": _PRETRAIN,
-    "dataset_additional_keys": _UsedBy(
-        "the R1 handlers", lambda handler: handler.kind == "prompt" and handler.name.startswith("R1")
-    ),
-}
-"""Field -> the handlers that it is for; with any other it is refused when given."""
+from mindspeed_llm.tasks.preprocess.handler_flags import USED_BY, check_flag
+from mindspeed_llm.tasks.preprocess.handlers import Handler
 
 # Flag that needs the other one (with a value that counts as yes).
 _NEEDS = {
@@ -108,7 +69,9 @@ def check_mode(arguments: Arguments) -> None:
             raise UserError(f"{flag_of(name)} is missing. --help shows all flags")
     prefix = arguments.output_prefix
     if prefix is not None and (prefix.endswith("/") or prefix.rpartition("/")[2] in (".", "..")):
-        raise UserError(f"--output-prefix {prefix} is a folder; add the begin of the file names, e.g. {prefix}/data")
+        raise UserError(
+            f"--output-prefix {prefix} is a folder; add the beginning of the file names, e.g. {prefix}/data"
+        )
     if arguments.streaming and arguments.n_subs > 1:
         raise UserError(
             f"--n-subs {arguments.n_subs} needs the number of records, which --streaming does not count; leave one out"
@@ -117,18 +80,9 @@ def check_mode(arguments: Arguments) -> None:
 
 def check_handler(arguments: Arguments, handler: Handler) -> None:
     """Raise UserError for a flag that the handler has no use for, or that needs another one."""
-    for name, used_by in USED_BY.items():
-        if name in arguments.given and not used_by.uses(handler) and _has_effect(arguments, name):
-            others = [other.name for other in HANDLERS.values() if used_by.uses(other)]
-            raise UserError(
-                f"{flag_of(name)} is for {used_by.whom}, not for {handler.name}; leave it out, or choose one of "
-                f"{', '.join(others)}"
-            )
-    if arguments.reasoning_effort is not None and arguments.enable_thinking != "true":
-        raise UserError(
-            f"--reasoning-effort {arguments.reasoning_effort} needs --enable-thinking true, found "
-            f"{arguments.enable_thinking}"
-        )
+    for name in USED_BY:
+        if name in arguments.given and _has_effect(arguments, name):
+            check_flag(name, handler)
     if not handler.formatting and arguments.dataset_dir is None:
         raise UserError(f"{handler.name} needs --dataset-dir, the folder of dataset_info.json")
     if arguments.interleave_probs is not None and arguments.mix_strategy == "concat":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, GROUPS, flag_of
-from mindspeed_llm.tasks.preprocess.command.checks import USED_BY
 from mindspeed_llm.tasks.preprocess.command.refused import INERT, REFUSED, REFUSED_VALUES
+from mindspeed_llm.tasks.preprocess.handler_flags import USED_BY
 from mindspeed_llm.tasks.preprocess.handlers import HANDLERS
 from mindspeed_llm.tasks.preprocess.templates import template_names
 

@@ -93,7 +93,11 @@ def missing_column(record: Record, role: str, column: str) -> BadRecord:
     """The error for a record that lacks `column`, the column that plays the role `role`."""
     return BadRecord(
         f"{record.where}: the record has no key {column!r} (the {role} column); it has {sorted(record.data)}. "
-        "Name the right one under `columns` of the data set, or with --map-keys",
+        + (
+            "Name the right one with --json-keys, or under `columns` of the data set"
+            if role == "text"
+            else "Name the right one under `columns` of the data set, or with --map-keys"
+        ),
         f"missing key {column!r}",
     )
 

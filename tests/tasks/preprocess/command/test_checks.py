@@ -6,9 +6,10 @@ import pytest
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.command.arguments import Arguments, flag_of
-from mindspeed_llm.tasks.preprocess.command.checks import USED_BY, check_handler, check_mode, notices
+from mindspeed_llm.tasks.preprocess.command.checks import check_handler, check_mode, notices
 from mindspeed_llm.tasks.preprocess.command.main import main
 from mindspeed_llm.tasks.preprocess.command.parser import parse
+from mindspeed_llm.tasks.preprocess.handler_flags import USED_BY
 from mindspeed_llm.tasks.preprocess.handlers import HANDLERS
 from tests.tasks.preprocess.command.toys import SFT, preprocess, toys
 
@@ -29,6 +30,7 @@ VALUES = {
     "mask_history": [],
     "pack": ["--seq-length", "10"],
     "neat_pack": ["--pack", "--seq-length", "10"],
+    "append_eod": [],
     "pad_to_multiple_of": ["8"],
     "split_sentences": [],
     "keep_newlines": ["--split-sentences"],
@@ -59,6 +61,7 @@ EXPECTED = {
     "mask_history": INSTRUCTION,
     "pack": INSTRUCTION,
     "neat_pack": INSTRUCTION,
+    "append_eod": {name for name, handler in HANDLERS.items() if handler.kind != "prompt"},
     "pad_to_multiple_of": PRETRAIN,
     "split_sentences": PRETRAIN,
     "keep_newlines": PRETRAIN,
@@ -116,7 +119,6 @@ def test_combinations(argv: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     "argv, words",
     [
-        ([*SFT, "--reasoning-effort", "max"], "--reasoning-effort max needs --enable-thinking true, found none"),
         (["--handler-name", "LlamaFactoryInstructionHandler"], "needs --dataset-dir"),
         (["--handler-name", "AlpacaStyleInstructionHandlr"], "did you mean AlpacaStyleInstructionHandler"),
         ([*SFT, "--map-keys", "{'prompt': 'q'}"], "--map-keys: not valid JSON"),
