@@ -75,7 +75,7 @@ class TemplateRenderer:
         if reasoning_effort is not None and reasoning_effort not in template.efforts:
             known = ", ".join(template.efforts)
             raise UserError(
-                f"reasoning_effort: {reasoning_effort!r}; template {template.name!r} "
+                f"--reasoning-effort {reasoning_effort}: template {template.name!r} "
                 + (f"knows {known}" if known else "knows none, leave it out")
             )
         options = RenderOptions(
@@ -153,6 +153,7 @@ class TemplateRenderer:
         if token_id is None:
             raise UserError(
                 f"template {self.template.name!r} needs the token {token!r}, which the tokenizer does not have; choose "
-                "the template of the model, or add the token with model.add_special_tokens"
+                "the template of the model, or use a tokenizer that has the token (the FSDP2 backend adds tokens with "
+                "model.add_special_tokens)"
             )
         return token_id

@@ -69,7 +69,7 @@ def test_tool_format_can_be_set():
 
 
 def test_efforts_that_a_template_does_not_know():
-    with pytest.raises(UserError, match="reasoning_effort: 'max'; template 'gpt_oss' knows low, medium, high"):
+    with pytest.raises(UserError, match="--reasoning-effort max: template 'gpt_oss' knows low, medium, high"):
         TemplateRenderer(load_template("gpt_oss"), byte_tokenizer(), reasoning_effort="max")
     with pytest.raises(UserError, match="template 'default' knows none, leave it out"):
         TemplateRenderer(load_template("default"), byte_tokenizer(), reasoning_effort="high")

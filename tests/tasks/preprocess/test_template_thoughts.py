@@ -116,7 +116,7 @@ def test_efforts():
     assert "is left unchecked.\n\nS<｜User｜>q<｜Assistant｜><think>¦</think>a" in text
     plain = render("deepseek4", chat("q", "a"), enable_thinking=True)
     assert render("deepseek4", chat("q", "a"), enable_thinking=True, reasoning_effort="high") == plain
-    with pytest.raises(UserError, match="in thinking mode only; set enable_thinking to true"):
+    with pytest.raises(UserError, match="needs --enable-thinking true with template 'deepseek4'"):
         render("deepseek4", chat("q", "a"), reasoning_effort="max")
 
 

@@ -26,8 +26,8 @@ class DeepSeek4Layout:
     def __init__(self, template: Template, options: RenderOptions) -> None:
         if options.reasoning_effort and not options.enable_thinking:
             raise UserError(
-                f"reasoning_effort: {options.reasoning_effort!r}, but template {template.name!r} follows it in "
-                "thinking mode only; set enable_thinking to true, or leave reasoning_effort out"
+                f"--reasoning-effort {options.reasoning_effort} needs --enable-thinking true with template "
+                f"{template.name!r}, which follows it in thinking mode only; give it, or leave the effort out"
             )
         self._template, self._options = template, options
         self._effort = template.efforts[options.reasoning_effort] if options.reasoning_effort else ""
