@@ -305,7 +305,7 @@ class ChatTemplateRenderer:
             turns.append(Turn(ids[position:first], ids[first:last], train))
             position = last
         if position < len(ids):
-            turns.append(Turn(ids[position:], []))
+            turns.append(Turn(ids[position:], [], has_reply=False))
         return turns
 
     def _masked(self, messages: list[dict[str, Any]], tools: Any) -> tuple[list[int], list[generation_marks.Stretch]]:
@@ -355,7 +355,7 @@ class ChatTemplateRenderer:
             turns.append(Turn(ids[position:begin], ids[begin:end], is_trained))
             position = end
         if position < len(ids):
-            turns.append(Turn(ids[position:], []))
+            turns.append(Turn(ids[position:], [], has_reply=False))
         return turns
 
     def _owners(

@@ -18,11 +18,16 @@ from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 
 @dataclass(frozen=True)
 class Turn:
-    """Token ids of one turn; `train` False keeps its target out of the loss (the record said so)."""
+    """Token ids of one turn; `train` False keeps its target out of the loss (the record said so).
+
+    `has_reply` False: nothing is replied here, it is the end of a prompt or text behind the last reply. A reply without
+    text may have no target either.
+    """
 
     source: list[int]
     target: list[int]
     train: bool = True
+    has_reply: bool = True
 
 
 class Renderer(Protocol):
@@ -45,9 +50,7 @@ class Renderer(Protocol):
         ...
 
     def pair_turns(self, prompt: Conversation, chosen: Message, rejected: Message) -> tuple[list[Turn], list[Turn]]:
-        """Turns of `prompt`, which ends in a source turn, with either reply: each side is a conversation of its own,
-        since the prompt may depend on the reply (an empty thought in it).
-        """
+        """Turns of `prompt`, which ends in a source turn, with either reply; the prompt is the same on both sides."""
         ...
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
@@ -107,8 +110,13 @@ class TemplateRenderer:
         return self._encode([list(self._layout.pieces(conversation)) for conversation in conversations])
 
     def pair_turns(self, prompt: Conversation, chosen: Message, rejected: Message) -> tuple[list[Turn], list[Turn]]:
-        sides = (replace(prompt, messages=[*prompt.messages, reply]) for reply in (chosen, rejected))
-        chosen_turns, rejected_turns = self._encode([list(self._layout.pieces(side, one_turn=True)) for side in sides])
+        sides = [replace(prompt, messages=[*prompt.messages, reply]) for reply in (chosen, rejected)]
+        pieces = [list(self._layout.pieces(side, one_turn=True)) for side in sides]
+        if _sources(pieces[0]) != _sources(pieces[1]):
+            # One reply has a thought, the other an empty one in its prompt. The probabilities of two replies can only
+            # be compared after the same prompt.
+            pieces = [list(self._layout.pieces(side, one_turn=True, empty_in_target=True)) for side in sides]
+        chosen_turns, rejected_turns = self._encode(pieces)
         return chosen_turns, rejected_turns
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
@@ -130,7 +138,10 @@ class TemplateRenderer:
             return found
 
         return [
-            [Turn(ids(source), ids(target), reply is None or reply.loss) for source, target, reply in turns]
+            [
+                Turn(ids(source), ids(target), reply is None or reply.loss, reply is not None)
+                for source, target, reply in turns
+            ]
             for turns in conversations
         ]
 
@@ -157,3 +168,7 @@ class TemplateRenderer:
                 "model.add_special_tokens)"
             )
         return token_id
+
+
+def _sources(turns: Sequence[PieceTurn]) -> list[list[Piece]]:
+    return [source for source, _, _ in turns]

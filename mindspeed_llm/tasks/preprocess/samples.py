@@ -24,7 +24,9 @@ Sample = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """How turns become samples. `cutoff_len` in tokens; `eod_id` ends every sample, which carries loss too."""
+    """How turns become samples. `cutoff_len` in tokens; `mask_history` leaves loss to the last reply; `eod_id` ends
+    every sample, and carries loss like the end mark of the reply before it.
+    """
 
     cutoff_len: int
     train_on_prompt: bool = False
@@ -35,13 +37,25 @@ class SampleOptions:
 def build_sample(turns: Sequence[Turn], options: SampleOptions, efficient_eos_id: int | None = None) -> Sample:
     """Return (ids, labels), int32 of equal length at most `cutoff_len`.
 
-    A turn that is too long is cut by `turn_budget`; turns after the cut are left out (before it, with mask_history,
-    where the last turn matters most). With `efficient_eos_id` a trained reply is closed by that id as the label of the
-    next turn's first token, and the id is appended to the whole. `eod_id` is appended where the sample does not end in
-    it. Neither is a target after a reply that was cut: it would teach to stop in mid-sentence. Raises UnusableRecord
-    when no target is left.
+    A sample is the beginning of the conversation: as many whole turns as fit, then one more whose reply is cut at the
+    length. A prompt is never cut: where it leaves no token of its reply, its turn is left out. With mask_history the
+    turn that counts is the last, an empty reply included, and all turns before it are needed; `shortened` leaves out
+    those that are too many before they come here.
+
+    With `efficient_eos_id` a trained reply is closed by that id as the label of the next turn's first token, and the id
+    is appended to the whole. `eod_id` is appended where the sample does not end in it. Neither is a target behind a
+    reply that was cut, which would teach to stop in mid-sentence, or that carries no loss. Raises UnusableRecord when
+    no reply is left to train on (NO_ROOM where the length is the cause).
     """
-    (sample,) = _samples([turns], options, efficient_eos_id, None)
+    trained = _trained(turns, options)
+    kept = _kept(turns, options, efficient_eos_id)
+    ids, labels, has_target = _joined(kept, trained, options, efficient_eos_id)
+    sample = np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)
+    # The first token of a sample is never predicted.
+    if not has_target or (sample[1][1:] == IGNORE_INDEX).all():
+        has_end = efficient_eos_id is not None or options.eod_id is not None
+        is_lost = any(train and (turn.target or has_end) for turn, train in zip(turns, trained, strict=True))
+        raise UnusableRecord(NO_ROOM if is_lost and len(kept) < len(turns) else NO_TARGET)
     return sample
 
 
@@ -51,111 +65,76 @@ def build_pair(
     """The samples of two replies to one prompt: as `build_sample` with mask_history, so that only the last reply of
     each carries loss.
 
-    Both are cut as if each had the longer reply, so that cutting leaves both the same prompt.
+    The prompt, which both have in common, is whole on both sides: replies are cut at the same place.
     """
     options = replace(options, mask_history=True)
-    lasts = [next((turn for turn in reversed(turns) if turn.target), turns[-1]) for turns in (chosen, rejected)]
-    longest = max(len(turn.source) for turn in lasts), max(len(turn.target) for turn in lasts)
-    chosen_sample, rejected_sample = _samples([chosen, rejected], options, efficient_eos_id, longest)
+    chosen_sample, rejected_sample = (build_sample(turns, options, efficient_eos_id) for turns in (chosen, rejected))
     return chosen_sample, rejected_sample
 
 
-def _samples(
-    sides: Sequence[Sequence[Turn]],
-    options: SampleOptions,
-    efficient_eos_id: int | None,
-    last_lengths: tuple[int, int] | None,
-) -> list[Sample]:
-    joined = [_joined(turns, options, efficient_eos_id, last_lengths) for turns in sides]
-    eod_id = options.eod_id
-    if eod_id is not None:
-        if any(ids[-1] != eod_id and len(ids) == options.cutoff_len for ids, _, _ in joined):
-            shorter = replace(options, cutoff_len=options.cutoff_len - 1)
-            joined = [_joined(turns, shorter, efficient_eos_id, last_lengths) for turns in sides]
-        for ids, labels, is_whole in joined:
-            if ids[-1] != eod_id:
-                ids.append(eod_id)
-                labels.append(eod_id if is_whole else IGNORE_INDEX)
-    samples = [(np.array(ids, dtype=np.int32), np.array(labels, dtype=np.int32)) for ids, labels, _ in joined]
-    # The first token of a sample is never predicted.
-    if any((labels[1:] == IGNORE_INDEX).all() for _, labels in samples):
-        raise UnusableRecord(NO_TARGET)
-    return samples
+def fits(turns: Sequence[Turn], options: SampleOptions, efficient_eos_id: int | None = None) -> bool:
+    """Whether the sample of these turns is whole: they need no more than `cutoff_len` tokens, with what ends them."""
+    kept = _kept(turns, options, efficient_eos_id)
+    return len(kept) == len(turns) and all(is_whole for _, is_whole in kept)
 
 
-def _kept_turns(
-    turns: Sequence[Turn], options: SampleOptions, room: int, last_lengths: tuple[int, int] | None
-) -> list[tuple[Turn, bool, bool]]:
-    """The turns that fit in `room` tokens, cut, each with whether its reply carries loss and whether it is whole.
+def _trained(turns: Sequence[Turn], options: SampleOptions) -> list[bool]:
+    """Which replies carry loss."""
+    last = max((index for index, turn in enumerate(turns) if turn.has_reply), default=-1)
+    return [
+        turn.has_reply and turn.train and (index == last or not options.mask_history)
+        for index, turn in enumerate(turns)
+    ]
 
-    `last_lengths` (source, target) are those that the last reply's turn counts with. Raises UnusableRecord when no
-    reply that carries loss is left.
-    """
-    kept: list[tuple[Turn, bool, bool]] = []
-    order = reversed(turns) if options.mask_history else iter(turns)
-    reason = NO_TARGET
-    seen_reply = False
-    for turn in order:
-        lengths = len(turn.source), len(turn.target)
-        if last_lengths is not None and turn.target and not seen_reply:
-            lengths = last_lengths
-        source_len, target_len = turn_budget(*lengths, room)
-        if turn.target and target_len == 0:
-            reason = NO_ROOM
-            break
-        room -= source_len + target_len
-        trained = turn.train and bool(turn.target) and not (options.mask_history and seen_reply)
-        seen_reply = seen_reply or bool(turn.target)
-        is_whole = target_len >= len(turn.target)
-        kept.append((Turn(turn.source[:source_len], turn.target[:target_len]), trained, is_whole))
-    if options.mask_history:
-        kept.reverse()
-    if not any(trained for _, trained, _ in kept):
-        raise UnusableRecord(reason)
+
+def _kept(turns: Sequence[Turn], options: SampleOptions, efficient_eos_id: int | None) -> list[tuple[Turn, bool]]:
+    """The turns from the first on that fit in, the last of them cut, each with whether it is whole."""
+    kept: list[tuple[Turn, bool]] = []
+    room = options.cutoff_len
+    for turn in turns:
+        needed = len(turn.source) + len(turn.target)
+        tokens = turn.target or turn.source
+        if needed + len(_closing(tokens, options, efficient_eos_id)) > room:
+            # What the cut reply will end in is not known before: room is left for all that may follow.
+            target_room = room - len(turn.source) - len(_closing([], options, efficient_eos_id))
+            if turn.target and target_room > 0:
+                kept.append((replace(turn, target=turn.target[:target_room]), False))
+            return kept
+        kept.append((turn, True))
+        room -= needed
     return kept
 
 
 def _joined(
-    turns: Sequence[Turn],
+    kept: Sequence[tuple[Turn, bool]],
+    trained: Sequence[bool],
     options: SampleOptions,
     efficient_eos_id: int | None,
-    last_lengths: tuple[int, int] | None,
 ) -> tuple[list[int], list[int], bool]:
-    """ids, labels, and whether the last reply is whole."""
-    room = options.cutoff_len - (efficient_eos_id is not None)
+    """ids, labels, and whether a reply, or its end, is a target."""
     ids: list[int] = []
     labels: list[int] = []
-    is_end_taught = False
-    is_whole = True
-    for turn, trained, is_whole in _kept_turns(turns, options, room, last_lengths):
+    is_end_taught = has_target = False
+    for (turn, is_whole), carries_loss in zip(kept, trained, strict=False):
         source_labels = list(turn.source) if options.train_on_prompt else [IGNORE_INDEX] * len(turn.source)
         if efficient_eos_id is not None and is_end_taught and source_labels:
             source_labels[0] = efficient_eos_id
         ids += turn.source + turn.target
-        labels += source_labels + (turn.target if trained else [IGNORE_INDEX] * len(turn.target))
-        is_end_taught = trained and is_whole
-    if efficient_eos_id is not None:
-        ids.append(efficient_eos_id)
-        labels.append(efficient_eos_id if is_end_taught else IGNORE_INDEX)
-    return ids, labels, is_whole
+        labels += source_labels + (turn.target if carries_loss else [IGNORE_INDEX] * len(turn.target))
+        # Text behind the last reply takes the label of efficient_eos; it does not part the reply from an eod.
+        is_end_taught = carries_loss and is_whole if turn.has_reply else is_end_taught and efficient_eos_id is None
+        has_target = has_target or (carries_loss and (bool(turn.target) or efficient_eos_id is not None))
+    for token in _closing(ids, options, efficient_eos_id):
+        ids.append(token)
+        labels.append(token if is_end_taught else IGNORE_INDEX)
+        has_target = has_target or is_end_taught
+    return ids, labels, has_target
 
 
-def turn_budget(source_len: int, target_len: int, room: int) -> tuple[int, int]:
-    """Lengths (source, target) that a turn keeps within `room` tokens; target 0 where the prompt alone fills the room.
-
-    The rule is LLaMA-Factory's: a target shorter than half the room is kept whole, else a source shorter than half the
-    room, else both are cut in proportion. A prompt that fills the room is not cut down: its reply would answer a
-    question that the model cannot see.
-    """
-    if source_len + target_len <= room:
-        return source_len, target_len
-    if source_len >= room:
-        return source_len, 0
-    if target_len * 2 < room:
-        target_room = room
-    elif source_len * 2 < room:
-        target_room = room - source_len
-    else:
-        target_room = room * target_len // (source_len + target_len)
-    kept_target = min(target_room, target_len)
-    return min(source_len, room - kept_target), kept_target
+def _closing(ids: Sequence[int], options: SampleOptions, efficient_eos_id: int | None) -> list[int]:
+    """The ids that are appended to a sample that ends in `ids`."""
+    closing = [] if efficient_eos_id is None else [efficient_eos_id]
+    last = [*ids[-1:], *closing][-1:]
+    if options.eod_id is not None and last != [options.eod_id]:
+        closing.append(options.eod_id)
+    return closing

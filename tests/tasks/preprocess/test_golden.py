@@ -130,11 +130,12 @@ INTENDED = {
 """(template, case) of the lines that record a defect -> the (source, target) texts that are meant."""
 
 INTENDED_PAIRS = {
-    # The prompt is made for the chosen reply alone: the rejected one, without a thought, lacks the empty one.
+    # The rejected reply, without a thought, lacks the empty one. It is part of the reply, since both sides of a pair
+    # have the same prompt, and the chosen reply begins with its thought.
     ("qwen3", "pairwise_think_none"): "<think>\n\n</think>\n\n",
     ("glm4_moe", "pairwise_think_none"): "<think>\n\n</think>\n\n",
 }
-"""(template, case) of the preference pairs that record a defect -> what the prompt of the rejected reply ends in."""
+"""(template, case) of the preference pairs that record a defect -> what the rejected reply begins with."""
 
 ERRORS = [row for row in ROWS if row.get("upstream_error")]
 PAIRS = [row for row in ROWS if row.get("mode") == "pairwise"]
@@ -263,12 +264,13 @@ def test_preference_pairs(row):
     names = {_given_name(row), row["template"]} if row["template"] == "qwen3" else {_given_name(row)}
     for name in names:
         renderer = _renderer(name, row)
-        for turns, given, suffix in zip(
-            renderer.pair_turns(prompt, *replies), row["rendered_pairs"], ("", "_rejected"), strict=True
-        ):
+        sides = renderer.pair_turns(prompt, *replies)
+        assert [turn.source for turn in sides[0]] == [turn.source for turn in sides[1]]
+        for turns, given, suffix in zip(sides, row["rendered_pairs"], ("", "_rejected"), strict=True):
             text, runs, _ = _sample(renderer, turns, mask_history=True)
             lead = INTENDED_PAIRS.get(_key(row), "") if suffix else ""
             source, target = given
             assert text == source + lead + target
             assert text == row[f"full_text{suffix}"] or lead
-            assert runs == row[f"loss_text_spans{suffix}"]
+            first, *rest = row[f"loss_text_spans{suffix}"]
+            assert runs == [lead + first, *rest]

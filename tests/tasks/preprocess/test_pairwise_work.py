@@ -1,9 +1,11 @@
-"""Pairs whose prompts differ: an empty thought stands in the prompt of the reply that has none."""
+"""Pairs of which one reply has a thought: both have one prompt, and the other reply an empty thought where it is due.
+
+Pairs that are too long lose their earliest turns on both sides.
+"""
 
 import pytest
 
-from mindspeed_llm.tasks.preprocess import pairwise_work
-from mindspeed_llm.tasks.preprocess.render import Turn
+from mindspeed_llm.tasks.preprocess import render
 from tests.tasks.preprocess.pieces import R, bpe_tokenizer, run, sequences, spelled
 
 RECORD = {
@@ -18,7 +20,7 @@ PROMPT = [
 ]  # fmt: skip
 EMPTY = "<think>\n\n</think>\n\n"
 SIDES = {
-    None: ([R(RECORD["chosen"] + "<|im_end|>\n")], [EMPTY, R("7<|im_end|>\n")]),
+    None: ([R(RECORD["chosen"] + "<|im_end|>\n")], [R(EMPTY), R("7<|im_end|>\n")]),
     True: ([R(RECORD["chosen"] + "<|im_end|>\n")], [R(EMPTY), R("7<|im_end|>\n")]),
     False: ([EMPTY, R("6<|im_end|>\n")], [EMPTY, R("7<|im_end|>\n")]),
 }
@@ -34,17 +36,47 @@ def _check(enable_thinking):
 
 
 @pytest.mark.parametrize("enable_thinking", SIDES)
-def test_each_side_has_the_prompt_of_its_own_reply(enable_thinking):
+def test_both_sides_have_one_prompt(enable_thinking):
     _check(enable_thinking)
 
 
-def test_the_prompt_of_the_chosen_reply_on_both_sides_is_found(monkeypatch):
-    original = pairwise_work.build_pair
-
-    def shared(chosen, rejected, *rest):
-        mixed = [Turn(a.source, b.target, b.train) for a, b in zip(chosen, rejected, strict=True)]
-        return original(chosen, mixed, *rest)
-
-    monkeypatch.setattr(pairwise_work, "build_pair", shared)
+def test_an_empty_thought_in_one_prompt_only_is_found(monkeypatch):
+    monkeypatch.setattr(render, "_sources", lambda turns: [])
     with pytest.raises(AssertionError):
         _check(None)
+
+
+LONG_PAIR = {
+    "instruction": "And now?",
+    "chosen": "yes " * 20,
+    "rejected": "no",
+    "history": [["first " * 10, "a"], ["second " * 10, "b"]],
+    "system": "Be brief.",
+}
+
+
+def _llama3(turns, reply):
+    def block(role, text):
+        return f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}"
+
+    pieces = ["<s>", block("system", "Be brief.") + "<|eot_id|>"]
+    for question, answer in turns:
+        pieces += [block("user", question) + "<|eot_id|>" + block("assistant", ""), answer, "<|eot_id|>"]
+    pieces.append(block("user", "And now?") + "<|eot_id|>" + block("assistant", ""))
+    return [*pieces, R(reply), R("<|eot_id|>")]
+
+
+@pytest.mark.parametrize("missing", [-1, 0, 1])
+@pytest.mark.parametrize("num_left_out", [0, 1, 2])
+def test_long_pairs_lose_the_same_turns_on_both_sides(num_left_out, missing):
+    """Also where the rejected side alone would have fitted."""
+    tokenizer = bpe_tokenizer()
+    turns = LONG_PAIR["history"][num_left_out:]
+    length = len(spelled(tokenizer, _llama3(turns, LONG_PAIR["chosen"]))[0]) - missing
+    if missing == 1 and num_left_out < 2:
+        turns = LONG_PAIR["history"][num_left_out + 1 :]
+    chunk = run("AlpacaStylePairwiseHandler", tokenizer, LONG_PAIR, prompt_type="llama3", seq_length=length)
+    for side in ("chosen", "rejected"):
+        ids, labels = spelled(tokenizer, _llama3(turns, LONG_PAIR[side]))
+        assert sequences(chunk, f"{side}_input_ids") == [ids[:length]]
+        assert sequences(chunk, f"{side}_labels") == [labels[:length]]

@@ -3,12 +3,16 @@
 The texts of the templates are tested in test_templates.py, test_golden.py and test_official_renderings.py.
 """
 
+import itertools
+
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess import render as render_module
+from mindspeed_llm.tasks.preprocess.layouts import RenderOptions, make_layout
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
-from mindspeed_llm.tasks.preprocess.templates import load_template
+from mindspeed_llm.tasks.preprocess.templates import load_template, template_names
 from tests.support.tokenizers import byte_tokenizer, chatml_tokenizer
 
 Q, A = Message("user", "q"), Message("assistant", "a")
@@ -116,14 +120,57 @@ def test_a_batch_equals_its_conversations_one_by_one():
     assert renderer.turns_batch([]) == []
 
 
-def test_each_side_of_a_pair_has_a_prompt_of_its_own():
+PROMPT = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+WITH_THOUGHT = "<think>\nt\n</think>\n\nx"
+PAIR_RULES = [
+    # enable_thinking, chosen, rejected -> the end of the prompt, both targets
+    (None, "x", "y", EMPTY_THOUGHT, "x", "y"),
+    (None, WITH_THOUGHT, "y", "", WITH_THOUGHT, EMPTY_THOUGHT + "y"),
+    (None, "y", WITH_THOUGHT, "", EMPTY_THOUGHT + "y", WITH_THOUGHT),
+    (None, WITH_THOUGHT, WITH_THOUGHT, "", WITH_THOUGHT, WITH_THOUGHT),
+    (False, "x", "y", EMPTY_THOUGHT, "x", "y"),
+    (False, WITH_THOUGHT, "y", EMPTY_THOUGHT, "x", "y"),
+    (True, "x", "y", "", EMPTY_THOUGHT + "x", EMPTY_THOUGHT + "y"),
+    (True, WITH_THOUGHT, "y", "", WITH_THOUGHT, EMPTY_THOUGHT + "y"),
+]
+
+
+def _check_pair(enable_thinking, chosen, rejected, prompt_end, *targets):
     tokenizer = chatml_tokenizer()
-    renderer = TemplateRenderer(load_template("qwen3"), tokenizer)
-    thought = Message("assistant", "<think>\nt\n</think>\n\nx")
-    chosen, rejected = renderer.pair_turns(Conversation([Q]), thought, Message("assistant", "y"))
-    prompt = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
-    assert decoded(tokenizer, chosen) == [(prompt, "<think>\nt\n</think>\n\nx<|im_end|>\n")]
-    assert decoded(tokenizer, rejected) == [(prompt + "<think>\n\n</think>\n\n", "y<|im_end|>\n")]
+    for name, end in (("qwen3", "<|im_end|>\n"), ("qwen3_legacy", "<|im_end|>\n")):
+        renderer = TemplateRenderer(load_template(name), tokenizer, enable_thinking=enable_thinking)
+        replies = [Message("assistant", text) for text in (chosen, rejected)]
+        sides = renderer.pair_turns(Conversation([Q]), *replies)
+        assert [decoded(tokenizer, side) for side in sides] == [
+            [(PROMPT + prompt_end, target + end)] for target in targets
+        ]
+
+
+@pytest.mark.parametrize("rule", PAIR_RULES)
+def test_both_sides_of_a_pair_have_one_prompt(rule):
+    """A pair is compared by the probabilities of its replies after the same prompt."""
+    _check_pair(*rule)
+
+
+@pytest.mark.parametrize("name", template_names())
+@pytest.mark.parametrize("enable_thinking", [None, True, False])
+def test_prompts_of_pairs_are_the_same_under_every_template(name, enable_thinking):
+    template = load_template(name)
+    layout = make_layout(template, RenderOptions(enable_thinking=enable_thinking))
+    renderer = object.__new__(TemplateRenderer)
+    renderer._layout, renderer._encode = layout, lambda sides: sides
+    prompt = Conversation([Q, A, Message("user", "r")], system="S")
+    thought = template.thinking.opening + "t" + template.thinking.closing
+    for texts in itertools.product(("x", "", thought + "y", thought), repeat=2):
+        sides = renderer.pair_turns(prompt, *(Message("assistant", text) for text in texts))
+        assert [source for source, _, _ in sides[0]] == [source for source, _, _ in sides[1]]
+
+
+def test_a_prompt_of_its_own_for_each_side_is_found(monkeypatch):
+    monkeypatch.setattr(render_module, "_sources", lambda turns: [])
+    with pytest.raises(AssertionError):
+        _check_pair(*PAIR_RULES[1])
 
 
 @pytest.mark.parametrize(("enable_thinking", "empty"), [(True, ""), (None, ""), (False, "<think>\n\n</think>\n\n")])

@@ -28,11 +28,14 @@ class RenderOptions:
 class Layout(Protocol):
     """One way to write conversations; made from a template and `RenderOptions`."""
 
-    def pieces(self, conversation: Conversation, *, one_turn: bool = False) -> Iterator[PieceTurn]:
+    def pieces(
+        self, conversation: Conversation, *, one_turn: bool = False, empty_in_target: bool = False
+    ) -> Iterator[PieceTurn]:
         """Yield the turns of the conversation.
 
-        `one_turn`: only the last reply counts (a preference pair, a prompt). Raises UserError where the layout cannot
-        express the conversation.
+        `one_turn`: only the last reply counts (a preference pair, a prompt). `empty_in_target`: empty thoughts belong
+        to the replies, whatever `enable_thinking` says. Raises UserError where the layout cannot express the
+        conversation.
         """
         ...
 
@@ -51,6 +54,15 @@ def split_turns(messages: Sequence[Message]) -> list[tuple[list[Message], Messag
     if sources:
         turns.append((sources, None))
     return turns
+
+
+def has_question(sources: Sequence[Message]) -> bool:
+    """Whether a user asks here: results of tools that a record gives as user text in their tags are no question."""
+    return any(
+        message.role == "user"
+        and not (message.content.startswith("<tool_response>") and message.content.endswith("</tool_response>"))
+        for message in sources
+    )
 
 
 def piece_text(pieces: Sequence[Piece], *, bos_token: str, eos_token: str) -> str:

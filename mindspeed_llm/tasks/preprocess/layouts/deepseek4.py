@@ -32,7 +32,9 @@ class DeepSeek4Layout:
         self._template, self._options = template, options
         self._effort = template.efforts[options.reasoning_effort] if options.reasoning_effort else ""
 
-    def pieces(self, conversation: Conversation, *, one_turn: bool = False) -> Iterator[PieceTurn]:
+    def pieces(
+        self, conversation: Conversation, *, one_turn: bool = False, empty_in_target: bool = False
+    ) -> Iterator[PieceTurn]:
         turns = split_turns(conversation.messages)
         has_tools = bool(conversation.tools) or any(_calls(reply) for _, reply in turns if reply is not None)
         keeps_all = has_tools or not self._options.drop_thinking

@@ -29,7 +29,9 @@ class HarmonyLayout:
         self._template, self._options = template, options
         self._effort = template.efforts[options.reasoning_effort or template.default_effort]
 
-    def pieces(self, conversation: Conversation, *, one_turn: bool = False) -> Iterator[PieceTurn]:
+    def pieces(
+        self, conversation: Conversation, *, one_turn: bool = False, empty_in_target: bool = False
+    ) -> Iterator[PieceTurn]:
         turns = split_turns(conversation.messages)
         finals = [i for i, (_, reply) in enumerate(turns) if reply is not None and not _calls(reply)]
         last_final = finals[-1] if finals else -1

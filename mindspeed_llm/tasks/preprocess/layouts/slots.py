@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from mindspeed_llm.tasks.preprocess.layouts.base import PieceTurn, RenderOptions, split_turns
+from mindspeed_llm.tasks.preprocess.layouts.base import PieceTurn, RenderOptions, has_question, split_turns
 from mindspeed_llm.tasks.preprocess.layouts.thoughts import Place, prompt_thought, reply_text
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 from mindspeed_llm.tasks.preprocess.templates import Piece, Template
@@ -19,10 +19,12 @@ class SlotLayout:
         self._template, self._options = template, options
         self._tool_format = TOOL_FORMATS[template.tool_format]
 
-    def pieces(self, conversation: Conversation, *, one_turn: bool = False) -> Iterator[PieceTurn]:
+    def pieces(
+        self, conversation: Conversation, *, one_turn: bool = False, empty_in_target: bool = False
+    ) -> Iterator[PieceTurn]:
         template = self._template
         turns = split_turns(conversation.messages)
-        question = max((i for i, (sources, _) in enumerate(turns) if _has_question(sources)), default=0)
+        question = max((i for i, (sources, _) in enumerate(turns) if has_question(sources)), default=0)
         for index, (sources, reply) in enumerate(turns):
             number = str(index + template.first_index)
             opening, question_lead = self._opening(conversation) if index == 0 else (template.separator.fill(), "")
@@ -32,7 +34,7 @@ class SlotLayout:
                 return
             place = Place(is_last=index == len(turns) - 1, after_question=index >= question, one_turn=one_turn)
             empty, target = self._target(reply, place, number)
-            if self._options.enable_thinking:
+            if self._options.enable_thinking or empty_in_target:
                 target = _with_lead(empty, target, joined=template.thinking.parsed)
             else:
                 source = _with_text(source, empty)
@@ -113,15 +115,6 @@ class SlotLayout:
         """The mark of the turn that follows; at the end, of the one that the reply waits for."""
         waits_for = "observation" if reply.role == "function" and parse_calls(reply.content) else "user"
         return self._mark(following or waits_for)
-
-
-def _has_question(sources: Sequence[Message]) -> bool:
-    """Whether a user asks here: results of tools that a record gives as user text in their tags are no question."""
-    return any(
-        message.role == "user"
-        and not (message.content.startswith("<tool_response>") and message.content.endswith("</tool_response>"))
-        for message in sources
-    )
 
 
 def _with_text(pieces: list[Piece], text: str) -> list[Piece]:
