@@ -1,6 +1,5 @@
 """What all work on records of conversations has in common: batches to the tokenizer, mistakes to the user."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -19,6 +18,14 @@ Rendered = TypeVar("Rendered")
 """The same as token ids."""
 
 ERROR, SKIP = "error", "skip"
+
+Skipped = tuple[str, str]
+"""(reason, file:line). Reasons are few, whatever the records hold: what only one record says follows its place."""
+
+UNFIT = "the template cannot express the conversation"
+"""The reason for mistakes that only rendering finds, such as a tool that the template leaves out."""
+
+_MESSAGE_LENGTH = 200
 
 
 class RecordWork(ABC, Generic[Item, Rendered]):
@@ -46,21 +53,21 @@ class RecordWork(ABC, Generic[Item, Rendered]):
 
     @abstractmethod
     def build(self, item: Item, rendered: Rendered) -> Mapping[str, Any]:
-        """The ids of each key. Raises UnusableRecord."""
+        """The ids of each key. Raises UnusableRecord, or UserError where the record has to be rendered again."""
 
     def has_empty_reply(self, item: Item) -> bool:
         """Whether a reply has no text; such records are kept and counted."""
         return False
 
     def __call__(self, records: Sequence[Record]) -> Chunk:
-        skipped: dict[int, str] = {}
+        skipped: dict[int, Skipped] = {}
         samples: list[Mapping[str, Any]] = []
         empty_replies = 0
         for position, item, rendered in self._rendered(records, skipped):
             try:
                 samples.append(self.build(item, rendered))
-            except UnusableRecord as reason:
-                skipped[position] = str(reason)
+            except (UserError, UnusableRecord) as error:
+                skipped[position] = self._skipped(records[position], error)
                 continue
             empty_replies += self.has_empty_reply(item)
         arrays = {key: end_to_end([sample[key] for sample in samples]) for key in self.keys}
@@ -69,18 +76,18 @@ class RecordWork(ABC, Generic[Item, Rendered]):
             arrays,
             lengths,
             len(records),
-            [(reason, records[position].where) for position, reason in sorted(skipped.items())],
+            [skipped[position] for position in sorted(skipped)],
             empty_replies,
             sum(int((arrays[key] >= 0).sum()) for key in self.label_keys),
         )
 
-    def _rendered(self, records: Sequence[Record], skipped: dict[int, str]) -> list[tuple[int, Item, Rendered]]:
+    def _rendered(self, records: Sequence[Record], skipped: dict[int, Skipped]) -> list[tuple[int, Item, Rendered]]:
         items: list[tuple[int, Item]] = []
         for position, record in enumerate(records):
             try:
                 items.append((position, self.read(record)))
             except (UserError, UnusableRecord) as error:
-                skipped[position] = self._reason(record, error)
+                skipped[position] = self._skipped(record, error)
         try:
             rendered = self.render([item for _, item in items])
         except TOKENIZER_ERRORS:
@@ -89,32 +96,35 @@ class RecordWork(ABC, Generic[Item, Rendered]):
         return [(position, item, ids) for (position, item), ids in zip(items, rendered, strict=True)]
 
     def _rendered_singly(
-        self, records: Sequence[Record], items: Sequence[tuple[int, Item]], skipped: dict[int, str]
+        self, records: Sequence[Record], items: Sequence[tuple[int, Item]], skipped: dict[int, Skipped]
     ) -> list[tuple[int, Item, Rendered]]:
         found = []
         for position, item in items:
             try:
                 (ids,) = self.render([item])
             except TOKENIZER_ERRORS as error:
-                mistake = error if isinstance(error, UserError) else not_tokenized(records[position], error)
-                skipped[position] = self._reason(records[position], mistake)
+                skipped[position] = self._skipped(records[position], error)
             else:
                 found.append((position, item, ids))
         return found
 
-    def _reason(self, record: Record, error: UserError | UnusableRecord) -> str:
-        """The reason to count a record by; raises UserError where its mistake is to end the work."""
-        if isinstance(error, BadConversation) and self._on_bad_conversation == ERROR:
-            raise UserError(f"{record.where}: {error}") from error
-        if isinstance(error, UnusableRecord):
-            return str(error)
-        if self._on_bad_record == ERROR:
-            if record.where in str(error):
+    def _skipped(self, record: Record, error: Exception) -> Skipped:
+        """What to count the record by; raises UserError where its mistake is to end the work."""
+        if not isinstance(error, UserError | UnusableRecord):
+            error = not_tokenized(record, error)
+        is_mistake = isinstance(error, UserError | BadConversation)
+        allowed = self._on_bad_conversation if isinstance(error, BadConversation) else self._on_bad_record
+        if is_mistake and allowed == ERROR:
+            if isinstance(error, UserError) and record.where in str(error):
                 raise error
             raise UserError(f"{record.where}: {error}") from error
-        return f"bad record: {error.kind if isinstance(error, BadRecord) else _kind(str(error))}"
+        if isinstance(error, UnusableRecord):
+            return error.kind, _place(record, str(error), error.kind)
+        if isinstance(error, BadRecord):
+            return f"bad record: {error.kind}", record.where
+        return f"bad record: {UNFIT}", _place(record, str(error))
 
 
-def _kind(message: str) -> str:
-    """A message without the value that it shows, to count records by."""
-    return re.split(r" \(|, found ", message, maxsplit=1)[0]
+def _place(record: Record, message: str, known: str = "") -> str:
+    """Where the record is, with what `known` does not say of its mistake."""
+    return record.where if message == known else f"{record.where} ({' '.join(message.split())[:_MESSAGE_LENGTH]})"

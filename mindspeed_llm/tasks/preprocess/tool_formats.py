@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.json_stream import json_problem
+from mindspeed_llm.tasks.preprocess.records.fields import BadRecord
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,16 @@ def parse_tools(text: str) -> list[dict[str, Any]]:
     try:
         tools = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"tools: not valid JSON ({json_problem(error)} character {error.pos + 1}): {text[:60]!r}"
+        raise BadRecord(
+            f"tools: not valid JSON ({json_problem(error)} character {error.pos + 1}): {text[:60]!r}",
+            "tools: not valid JSON",
         ) from error
     tools = tools if isinstance(tools, list) else [tools]
     bare = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
     for tool in bare:
         if not isinstance(tool, dict) or "name" not in tool:
-            raise UserError(f"tools: expected functions with a name, found {json.dumps(tool, default=str)[:60]}")
+            kind = "tools: expected functions with a name"
+            raise BadRecord(f"{kind}, found {json.dumps(tool, default=str)[:60]}", kind)
     return bare
 
 

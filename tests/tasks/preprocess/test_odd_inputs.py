@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.chunks import Summary
 from mindspeed_llm.tasks.preprocess.handlers import WorkOptions, find_handler, make_work
 from mindspeed_llm.tasks.preprocess.readers import Record, iterate_records
 from mindspeed_llm.tasks.preprocess.records import EMPTY_PROMPT, BadRecord
@@ -138,7 +139,47 @@ def test_roles_out_of_order_end_the_work_or_are_counted(record, reason):
     with pytest.raises(UserError, match=rf"data\.jsonl:2: {reason}"):
         run(SHAREGPT, tokenizer, good, record, prompt_type="chatml")
     chunk = run(SHAREGPT, tokenizer, good, record, good, prompt_type="chatml", on_bad_record="skip")
-    assert chunk.skipped == [(reason, "data.jsonl:2")] and len(chunk.lengths["labels"]) == 2
+    # The name of a role is the record's own: it stands with the place, so that reasons stay few.
+    kind, place = reason, "data.jsonl:2"
+    if reason.startswith("unknown role"):
+        kind, place = "unknown role", f"data.jsonl:2 ({reason})"
+    assert chunk.skipped == [(kind, place)] and len(chunk.lengths["labels"]) == 2
+
+
+@pytest.mark.parametrize("mistake", ["tool left out", "tools no JSON", "no function", "unknown role", "result alone"])
+def test_reasons_are_few_whatever_the_records_hold(mistake):
+    """Summaries and memory would grow with the input otherwise; what one record says follows the first places."""
+
+    def record(number):
+        talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"a{number}"}]
+        tools = {
+            "tool left out": [{"name": f"tool{number}"}],
+            "tools no JSON": f"{'[' * number} tool{number}",
+            "no function": [{"tool": number}],
+        }.get(mistake, "")
+        if mistake == "unknown role":
+            talk[0]["role"] = f"role{number}"
+        if mistake == "result alone":
+            talk = [{"role": "tool", "content": f"r{number}"}, *talk[1:]]
+        return {"messages": talk, "tools": tools}
+
+    plain = "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n{% endfor %}"
+    chosen = {"tool left out": None, "result alone": "gpt_oss"}.get(mistake, "chatml")
+    tokenizer = bpe_tokenizer(chat_template=plain + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<|start|>", "<|message|>", "<|end|>", "<|channel|>", "<|call|>", "<|return|>"]}
+    )
+    chunk = run(
+        "OpenAIInstructionHandler", tokenizer, *map(record, range(1, 31)), prompt_type=chosen, on_bad_record="skip"
+    )
+    summary = Summary()
+    summary.add(chunk)
+    ((reason, count),) = summary.skipped.items()
+    assert count == 30 and not any(character.isdigit() for character in reason)
+    places = summary.first_skipped[reason]
+    assert [place.split(" ")[0] for place in places] == [f"data.jsonl:{line}" for line in (1, 2, 3)]
+    detail = {"tool left out": "leaves out the tool 'tool2'", "unknown role": "unknown role 'role2'"}.get(mistake, "")
+    assert detail in places[1]
 
 
 def test_replies_where_questions_belong_in_pairs():
@@ -233,7 +274,9 @@ def test_append_eod_ends_each_sample_once():
     assert chunk.arrays["attention_mask"].tolist() == [1] * len(chunk.arrays["input_ids"])
     length = len(plain.arrays["input_ids"])
     cut = run(ALPACA, tokenizer, GOOD, prompt_type="qwen_lf", append_eod=True, seq_length=length)
-    assert len(cut.arrays["input_ids"]) == length and cut.arrays["input_ids"][-1] == end
+    # Without the line end there is room for the eos token: the end mark is that token.
+    assert cut.arrays["input_ids"].tolist() == plain.arrays["input_ids"].tolist()[:-1]
+    assert cut.arrays["input_ids"][-1] == cut.arrays["labels"][-1] == end
     # chatml ends replies in it already.
     once = run(ALPACA, tokenizer, GOOD, prompt_type="chatml", append_eod=True)
     assert sequences(once, "input_ids") == [spelled(tokenizer, _pieces())[0]]

@@ -10,7 +10,14 @@ EMPTY_PROMPT = "empty prompt"
 
 
 class UnusableRecord(Exception):
-    """A record without a trainable conversation; the text is the reason, the same for all records of a kind."""
+    """A record without a trainable conversation. `kind` is the reason without what only this record holds, to count
+    records by.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        # Not among the arguments, so that it travels between processes with its attributes.
+        self.kind = kind or message
 
 
 class BadConversation(UnusableRecord):

@@ -43,7 +43,7 @@ def _message(fields: RecordFields, turn: dict[str, Any]) -> Message:
         call_id = fields.as_text(turn.get("tool_call_id") or "", "tool_call_id")
         return Message("observation", _text(fields, turn.get("content")), call_id=call_id)
     if role not in ("assistant", "function_call"):
-        raise BadConversation(f"unknown role {role!r}")
+        raise BadConversation(f"unknown role {role!r}", "unknown role")
     calls = turn.get("tool_calls") or []
     if not isinstance(calls, list):
         raise fields.wrong_type("tool_calls", "a list", calls)

@@ -54,7 +54,7 @@ def _message(fields: RecordFields, turn: Any) -> Message:
     name = fields.turn_value(turn, str(fields.tags["role_tag"]))
     roles = {fields.tags[tag]: role for tag, role in _ROLES.items()}
     if not isinstance(name, str) or name not in roles:
-        raise BadConversation(f"unknown role {name!r}")
+        raise BadConversation(f"unknown role {name!r}", "unknown role")
     return Message(roles[name], _content(fields, turn))
 
 
