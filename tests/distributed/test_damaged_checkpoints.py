@@ -168,6 +168,66 @@ def evil_piece(folder: Path, touched: Path) -> None:
     forge(folder, ".metadata")
 
 
+def mangled_piece(folder: Path, touched: Path) -> None:
+    path = folder / "__1_0.distcp"
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def old_format_piece(folder: Path, touched: Path) -> None:
+    """A pickle of another protocol, at which torch warns and advises to load without its protection."""
+    path = folder / "__1_0.distcp"
+    size = path.stat().st_size
+    path.write_bytes(pickle.dumps({"a": Touch(touched)}, protocol=4).ljust(size, b"\0"))
+
+
+def mangled_state(folder: Path, touched: Path) -> None:
+    torch.save([1, 2], folder / "extra_state" / "extra_state_rank_1.pt")
+
+
+def mangled_metadata(folder: Path, touched: Path) -> None:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    metadata.storage_data = None
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def metadata_that_names_a_file_elsewhere(folder: Path, touched: Path) -> None:
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for index, place in metadata.storage_data.items():
+        metadata.storage_data[index] = replace(place, relative_path="../x")
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize(
+    ("attack", "name", "said"),
+    [
+        (mangled_piece, "__1_0.distcp", r"failed on rank \d: \S+/global_step_4/__1_0\.distcp "),
+        (old_format_piece, "__1_0.distcp", r"failed on rank \d: \S+/global_step_4/__1_0\.distcp "),
+        (mangled_state, "extra_state/extra_state_rank_1.pt", r"extra_state_rank_1\.pt holds no random state"),
+        (mangled_metadata, ".metadata", r"\.metadata does not say where the tensors lie"),
+        (metadata_that_names_a_file_elsewhere, ".metadata", r"\.metadata names \.\./x, which is not a file of this"),
+    ],
+)
+def test_what_the_hashes_do_not_find_is_named(
+    place: Workplace,
+    output: Path,
+    tmp_path: Path,
+    attack: Callable[[Path, Path], None],
+    name: str,
+    said: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """For `latest`, too: a checkpoint that cannot be read although it is as it was written is not passed over."""
+    folder, touched = output / "checkpoints" / "global_step_4", tmp_path / "touched"
+    attack(folder, touched)
+    forge(folder, name)
+    shutil.copytree(output, place.folder / f"odd_{attack.__name__}")
+    for rank in place.run(f"odd_{attack.__name__}", 2, max_steps=6, resume_from_checkpoint="latest"):
+        assert rank["code"] == 1 and re.search(said, rank["error"]), rank["error"]
+        assert "weights_only" not in rank["error"] and "re-running" not in rank["error"]
+    assert "Warning:" not in capfd.readouterr().err
+    assert not touched.exists()
+
+
 @pytest.mark.parametrize(
     ("attack", "name", "said"),
     [

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +66,45 @@ def test_no_bar_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture, monke
     import sys
 
     assert sys.stderr.getvalue() == ""
+
+
+def test_a_reader_that_has_gone_is_reported_once(repository: Path) -> None:
+    """As with `train_fsdp2.py ... | head -1`: the process goes on, says so in one line, and ends with its own code."""
+    code = (
+        "import sys, time\n"
+        "from mindspeed_llm.observability.log import get_logger, setup_logging\n"
+        "setup_logging()\n"
+        "sys.stdin.readline()\n"
+        "for number in range(5):\n    get_logger().info('line %d', number)\n"
+        "print('done', file=sys.stderr)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=repository,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    process.stdin.write("go\n")
+    process.stdin.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 0
+    assert err.splitlines() == [
+        "log lines cannot be written to stdout ([Errno 32] Broken pipe); the run goes on",
+        "done",
+    ]
+
+
+def test_a_full_disk_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    log.setup_logging(0)
+    monkeypatch.setattr("sys.stdout", Full())
+    for _ in range(3):
+        log.get_logger().info("a line")
+    assert capsys.readouterr().err.count("No space left on device") == 1

@@ -24,7 +24,13 @@ from transformers import PreTrainedModel
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint import hf_writer
 from mindspeed_llm.fsdp2.checkpoint.dcp_tensors import CheckpointTensors
-from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint, Manifest, describe_file, write_manifest
+from mindspeed_llm.fsdp2.checkpoint.manifest import (
+    DamagedCheckpoint,
+    Manifest,
+    describe_file,
+    size_text,
+    write_manifest,
+)
 from mindspeed_llm.fsdp2.checkpoint.merge_dcp_to_hf import main
 from tests.support.tokenizers import byte_tokenizer
 from tests.support.toys import build_toy
@@ -184,6 +190,46 @@ def test_the_source_model_is_not_overwritten(checkpoint: Path, tmp_path: Path) -
 @pytest.mark.parametrize("size", ["0", "-5"])
 def test_shard_size(checkpoint: Path, size: str) -> None:
     assert f"--shard-size: {size}" in refuse("--load-dir", checkpoint, "--shard-size", size)
+
+
+@pytest.mark.parametrize(("text", "files"), [("5e9", 1), ("2e4", 5), ("20000", 5)])
+def test_shard_size_in_other_notations(checkpoint: Path, text: str, files: int) -> None:
+    assert main(["--load-dir", str(checkpoint), "--shard-size", text]) == 0
+    found = len(list((checkpoint / "hf_ckpt").glob("*.safetensors")))
+    assert (found == 1) == (files == 1)
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan"])
+def test_shard_size_that_is_no_whole_number(checkpoint: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--load-dir", str(checkpoint), "--shard-size", text])
+    assert end.value.code == 2 and "is no whole number of bytes" in capsys.readouterr().err
+
+
+def test_the_checkpoint_is_not_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+    other = write_checkpoint(tmp_path / "second", build_toy("llama_tied"), tmp_path / "source")
+    before = sorted(checkpoint.rglob("*"))
+    for folder, relation in (
+        (checkpoint, "is"),
+        (checkpoint / "extra_state", "lies in"),
+        (checkpoint / ".." / checkpoint.name / "model", "lies in"),
+        (other, "is"),
+        (other / "model", "lies in"),
+    ):
+        text = refuse("--load-dir", checkpoint, "--save-dir", folder)
+        assert f"{relation} the checkpoint" in text and text.startswith("--save-dir: ")
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refuse("--load-dir", checkpoint, "--save-dir", tmp_path / "file")
+    assert sorted(checkpoint.rglob("*")) == before
+    # Of another checkpoint, too, this folder is free.
+    assert main(["--load-dir", str(checkpoint), "--save-dir", str(other / "hf_ckpt")]) == 0
+
+
+def test_sizes_are_shown_in_fitting_units(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--load-dir", str(checkpoint)])
+    out = capsys.readouterr().out
+    assert out.count(" MiB)") == 2 and "GiB" not in out
+    assert [size_text(size) for size in (3000, 1 << 17, 1 << 27)] == ["2.93 KiB", "0.12 MiB", "0.12 GiB"]
 
 
 def test_a_full_disk_leaves_the_earlier_result(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
