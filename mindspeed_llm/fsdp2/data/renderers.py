@@ -6,7 +6,9 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.data_config import DataConfig
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.render import Renderer, TemplateRenderer
+from mindspeed_llm.tasks.preprocess.template_marks import warn_of_split_marks
 from mindspeed_llm.tasks.preprocess.templates import Template, load_template, template_names
+from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 
 
 def make_renderer(data: DataConfig, tokenizer: Any) -> Renderer:
@@ -28,6 +30,7 @@ def make_renderer(data: DataConfig, tokenizer: Any) -> Renderer:
             last_only=data.mask_history,
         )
     else:
+        warn_of_split_marks(template, as_tokenizer(tokenizer))
         renderer = TemplateRenderer(template, tokenizer, enable_thinking=data.enable_thinking)
     if renderer.efficient_eos_id is not None and data.train_on_prompt:
         name = f"template {template.name!r}" if template is not None else "the tokenizer's chat template"

@@ -6,24 +6,21 @@ The ids are always those of the whole text, as `apply_chat_template` gives them.
 """
 
 import itertools
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess import generation_marks
 from mindspeed_llm.tasks.preprocess.layouts.thoughts import split_thought
+from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.records import SOURCE_ROLES, TARGET_ROLES, Conversation, Message
 from mindspeed_llm.tasks.preprocess.render import Turn
 from mindspeed_llm.tasks.preprocess.reply_spans import MARKS, THOUGHT_FIELDS, reply_span
 from mindspeed_llm.tasks.preprocess.token_borders import token_borders
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 from mindspeed_llm.tasks.preprocess.tool_formats import ToolCall, answered_call, parse_calls, parse_tools
-
-_LOG = logging.getLogger("mindspeed_llm")
 
 _THINKING_FIELD = re.compile(r"message\.thinking\b|message\[.thinking.\]")
 
@@ -77,7 +74,7 @@ class ChatTemplateRenderer:
         traits = self._traits(None)
         self.efficient_eos_id: int | None = self._tokenizer.eos_token_id if traits.closes_by_label else None
         if traits.closes_by_label and self.efficient_eos_id is None:
-            _warn_once(
+            warn_once(
                 "the tokenizer's chat template writes no end mark behind replies, and the tokenizer has no eos token: "
                 "the model will not learn to end its replies"
             )
@@ -256,7 +253,7 @@ class ChatTemplateRenderer:
         except UserError:
             return
         if prompt.rstrip().endswith("<think>") and not text.startswith(prompt):
-            _warn_once(
+            warn_once(
                 "the tokenizer's chat template begins replies with <think> when it generates, but shows replies "
                 "without thoughts without it: training and generation have different prompts; to avoid it, " + _NAME_ONE
             )
@@ -381,11 +378,6 @@ class ChatTemplateRenderer:
                 f"that loss on some replies only is not possible; {_NAME_ONE}"
             )
         return found
-
-
-@cache
-def _warn_once(text: str) -> None:
-    _LOG.warning("%s", text)
 
 
 def _call_object(call: ToolCall) -> dict[str, Any]:

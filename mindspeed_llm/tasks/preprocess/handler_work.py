@@ -16,6 +16,7 @@ from mindspeed_llm.tasks.preprocess.records import RecordLayout
 from mindspeed_llm.tasks.preprocess.records.pretrain_texts import AlpacaText, StackOverflowText, conversation_text
 from mindspeed_llm.tasks.preprocess.render import Renderer, TemplateRenderer
 from mindspeed_llm.tasks.preprocess.samples import UNLIMITED, SampleOptions
+from mindspeed_llm.tasks.preprocess.template_marks import warn_of_split_marks
 from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, Template, load_template, template_names
 from mindspeed_llm.tasks.preprocess.text_work import TextWork
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer, as_tokenizer
@@ -54,6 +55,7 @@ def make_renderer(handler: Handler, tokenizer: Tokenizer, options: WorkOptions) 
     """
     template = _chosen_template(handler, tokenizer, options)
     if template is not None:
+        warn_of_split_marks(template, tokenizer)
         renderer = TemplateRenderer(
             template,
             tokenizer,

@@ -7,8 +7,9 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess import chat_template, generation_marks
+from mindspeed_llm.tasks.preprocess import generation_marks
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
+from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message, UnusableRecord
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions, build_sample
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
@@ -351,7 +352,7 @@ def test_white_space_behind_replies_is_no_end_mark():
 
 def test_no_end_at_all_is_reported(caplog):
     template = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
-    chat_template._warn_once.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         assert ChatTemplateRenderer(chatml_tokenizer(chat_template=template, eos_token=None)).efficient_eos_id is None
     assert caplog.text.count("will not learn to end its replies") == 1
@@ -375,7 +376,7 @@ CUTTING = (
     ids=["field", "text", "opened"],
 )
 def test_thoughts_that_a_template_cuts_off_are_an_error(reply, caplog):
-    chat_template._warn_once.cache_clear()
+    warn_once.cache_clear()
     tokenizer = chatml_tokenizer(chat_template=CUTTING)
     renderer = ChatTemplateRenderer(tokenizer)
     assert "begins replies with <think> when it generates" in caplog.text
