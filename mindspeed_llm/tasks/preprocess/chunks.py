@@ -17,7 +17,8 @@ class Chunk:
 
     `arrays[key]` holds all sequences of a key end to end (int32), `lengths[key]` the length of each (int32);
     `document_sizes[key]` the number of sequences of each document, for keys where it is not always one. `skipped` holds
-    (reason, file:line); `num_targets` counts tokens that carry loss; `empty_replies` counts records with a reply
+    (reason, file:line): few reasons, whatever the records hold, with what only one record says behind its place;
+    `num_targets` counts tokens that carry loss; `empty_replies` counts records with a reply
     without text, which teaches to say nothing.
     """
 

@@ -149,8 +149,9 @@ class Arguments:
     seq_length: int | None = _flag(
         "records",
         None,
-        "longest sample in tokens. A conversation is cut to it (the prompt first); one whose prompt leaves no room is "
-        "skipped and counted. A pretraining document is split, never dropped. Default: nothing is cut.",
+        "longest sample in tokens. Whole turns of a conversation are kept, and the beginning of one more reply; "
+        "prompts are never cut, and one that leaves no room for its reply is skipped and counted. A pretraining "
+        "document is split, never dropped. Default: nothing is cut.",
         metavar="N",
         at_least=2,
     )
