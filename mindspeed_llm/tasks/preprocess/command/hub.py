@@ -10,6 +10,7 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.command.parser import parse_json_object
+from mindspeed_llm.tasks.preprocess.hub_access import prepare_hub
 from mindspeed_llm.tasks.preprocess.readers import Record
 
 _LOG = logging.getLogger("mindspeed_llm")
@@ -35,6 +36,9 @@ class HubData:
 
     @cached_property
     def _rows(self) -> Any:
+        # Other paths are builders of the library for local files.
+        is_of_hub = "data_files" not in self.params and not Path(self.name).exists()
+        problem = prepare_hub(f"--input {self.name}") if is_of_hub else None
         import datasets
 
         _LOG.info("loading data set %s with the datasets library", self.name)
@@ -42,6 +46,11 @@ class HubData:
             return datasets.load_dataset(**self.params, cache_dir=self._cache_dir, streaming=self._streaming)
         except Exception as error:
             # The library and what lies under it (network, parsers of the data's own metadata) have no common base.
+            if problem is not None:
+                raise UserError(
+                    f"--input {self.name}: there is no such file or folder, the cache of the hub has no data set of "
+                    f"that name, and the hub is not asked: {problem}"
+                ) from error
             text = " ".join(str(error).split())[:500]
             raise UserError(
                 f"--input {self.name}: there is no such file or folder, and the datasets library could not load a data "

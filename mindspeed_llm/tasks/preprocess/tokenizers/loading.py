@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.hub_access import looks_like_path, prepare_hub
 from mindspeed_llm.tasks.preprocess.tokenizers.base import TOKENIZER_KINDS, Tokenizer, TokenizerOptions
 from mindspeed_llm.tasks.preprocess.tokenizers.gpt2_files import read_gpt2_files
 from mindspeed_llm.tasks.preprocess.tokenizers.hf_files import NeedsTransformers, load_with_transformers, read_hf_files
@@ -38,8 +39,10 @@ def _load_hf(options: TokenizerOptions) -> Tokenizer:
     name = options.name_or_path
     if name is None:
         raise UserError("--tokenizer-type PretrainedFromHF needs --tokenizer-name-or-path")
-    if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
-        raise UserError(f"--tokenizer-name-or-path {name} does not exist")
+    if not Path(name).expanduser().exists():
+        if looks_like_path(name):
+            raise UserError(f"--tokenizer-name-or-path {name} does not exist")
+        return _load_from_hub(name, options)
     if options.use_fast:
         try:
             return read_hf_files(Path(name).expanduser(), trust_remote_code=options.trust_remote_code)
@@ -52,10 +55,24 @@ def _load_hf(options: TokenizerOptions) -> Tokenizer:
             name,
         )
     loaded = load_with_transformers(
-        str(Path(name).expanduser()) if Path(name).expanduser().exists() else name,
+        str(Path(name).expanduser()),
         trust_remote_code=options.trust_remote_code,
         use_fast=options.use_fast,
     )
+    return TransformersTokenizer(loaded, is_final=True)
+
+
+def _load_from_hub(name: str, options: TokenizerOptions) -> Tokenizer:
+    problem = prepare_hub(f"--tokenizer-name-or-path {name}")
+    try:
+        loaded = load_with_transformers(name, trust_remote_code=options.trust_remote_code, use_fast=options.use_fast)
+    except UserError as error:
+        if problem is None:
+            raise
+        raise UserError(
+            f"--tokenizer-name-or-path {name}: there is no such directory, the cache of the hub has no tokenizer of "
+            f"that name, and the hub is not asked: {problem}. Name a directory that holds the tokenizer's files"
+        ) from error
     return TransformersTokenizer(loaded, is_final=True)
 
 

@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.command import hub
 from mindspeed_llm.tasks.preprocess.command.arguments import Arguments
 from mindspeed_llm.tasks.preprocess.command.identity import identify
 from mindspeed_llm.tasks.preprocess.command.inputs import resolve_inputs
@@ -171,6 +172,7 @@ def test_a_name_that_is_neither_file_nor_data_set(toys: Path, monkeypatch: pytes
         raise ConnectionError(f"Couldn't reach '{params['path']}' on the Hub (LocalEntryNotFoundError)")
 
     monkeypatch.setattr(datasets, "load_dataset", no_net)
+    monkeypatch.setattr(hub, "prepare_hub", lambda name: None)
     with pytest.raises(UserError, match=r"--input some/set: there is no such file or folder, and .*Couldn't reach"):
         preprocess(source="some/set")
 
