@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, Arguments, flag_of
 from mindspeed_llm.tasks.preprocess.command.refused import INERT
@@ -9,10 +11,8 @@ from mindspeed_llm.tasks.preprocess.handler_flags import USED_BY, check_flag
 from mindspeed_llm.tasks.preprocess.handlers import Handler
 
 # Flag that needs the other one (with a value that counts as yes).
-_NEEDS = {
-    "neat_pack": "pack",
-    "pack": "seq_length",
-    "keep_newlines": "split_sentences",
+_NEEDS_OF_RECORDS = {"neat_pack": "pack", "pack": "seq_length", "keep_newlines": "split_sentences"}
+_NEEDS_OF_MODE = {
     "num": "inspect",
     "html": "inspect",
     "whole": "inspect",
@@ -59,9 +59,7 @@ def check_mode(arguments: Arguments) -> None:
     """Raise UserError where flags are missing or contradict each other, whatever the handler."""
     if arguments.inspect is not None and arguments.merge_group_keys:
         raise UserError("--inspect and --merge-group-keys are two different things; give one of them")
-    for name, other in _NEEDS.items():
-        if name in arguments.given and not getattr(arguments, other):
-            raise UserError(f"{flag_of(name)} needs {flag_of(other)}")
+    _check_needs(arguments, _NEEDS_OF_MODE)
     if arguments.inspect is not None:
         return
     for name in ("input", "output_prefix"):
@@ -70,7 +68,7 @@ def check_mode(arguments: Arguments) -> None:
     prefix = arguments.output_prefix
     if prefix is not None and (prefix.endswith("/") or prefix.rpartition("/")[2] in (".", "..")):
         raise UserError(
-            f"--output-prefix {prefix} is a folder; add the beginning of the file names, e.g. {prefix}/data"
+            f"--output-prefix {prefix} is a folder; add the beginning of the file names, e.g. {prefix.rstrip('/')}/data"
         )
     if arguments.streaming and arguments.n_subs > 1:
         raise UserError(
@@ -78,11 +76,19 @@ def check_mode(arguments: Arguments) -> None:
         )
 
 
+def _check_needs(arguments: Arguments, needs: Mapping[str, str]) -> None:
+    for name, other in needs.items():
+        if name in arguments.given and not getattr(arguments, other):
+            raise UserError(f"{flag_of(name)} needs {flag_of(other)}")
+
+
 def check_handler(arguments: Arguments, handler: Handler) -> None:
     """Raise UserError for a flag that the handler has no use for, or that needs another one."""
     for name in USED_BY:
         if name in arguments.given and _has_effect(arguments, name):
             check_flag(name, handler)
+    # Only now: to another handler the flag that is missing would be of no use either.
+    _check_needs(arguments, _NEEDS_OF_RECORDS)
     if not handler.formatting and arguments.dataset_dir is None:
         raise UserError(f"{handler.name} needs --dataset-dir, the folder of dataset_info.json")
     if arguments.interleave_probs is not None and arguments.mix_strategy == "concat":

@@ -1,7 +1,7 @@
 """What tells inputs and options from others: content hashes of files, and a hash of everything that decides the result.
 
-A file whose path, size and time of change are those of an earlier run has the hash that this run found; it is not read
-again.
+A file whose path, size, inode and times of change are those of an earlier run has the hash that this run found; it is
+not read again. The time of its last change of status is among them: unlike that of its content, no program can set it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,15 @@ _WORTH_A_LINE = 4 << 30
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file as it was found: size in bytes, time of change, content hash and number of lines (None: not read)."""
+    """A file as it was found: size in bytes, times of change of content and of status, inode, content hash and number
+    of lines (None: not read).
+    """
 
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
+    inode: int
     hash: str | None
     num_lines: int | None
 
@@ -37,12 +41,21 @@ class InputFile:
     def found(cls, file: Path) -> InputFile:
         """The file without a look into it."""
         status = file.stat()
-        return cls(os.path.abspath(file), status.st_size, status.st_mtime_ns, None, None)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return cls(os.path.abspath(file), status.st_size, *times, status.st_ino, None, None)
 
     def is_unchanged(self) -> bool:
-        """Whether the file on disk still has this size and time of change."""
-        status = os.stat(self.path)
-        return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+        """Whether the file on disk is still the one with this size, and its content has still this time of change."""
+        now = InputFile.found(Path(self.path))
+        return (now.size, now.mtime_ns, now.inode) == (self.size, self.mtime_ns, self.inode)
+
+
+_STATUS = ("path", "size", "mtime_ns", "ctime_ns", "inode")
+
+
+def status_of(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells without a look into a file (as the summary notes it) that it has not changed."""
+    return tuple(item.get(name) for name in _STATUS)
 
 
 def identify(files: Iterable[Path], known: Iterable[Mapping[str, Any]] = (), *, read: bool = True) -> list[InputFile]:
@@ -50,21 +63,21 @@ def identify(files: Iterable[Path], known: Iterable[Mapping[str, Any]] = (), *, 
 
     Without `read` the hash of a file that is not known is None.
     """
-    memo = {(item.get("path"), item.get("size"), item.get("mtime_ns")): item for item in known}
+    memo = {status_of(item): item for item in known}
     found = [InputFile.found(file) for file in files]
-    new = [item for item in found if (item.path, item.size, item.mtime_ns) not in memo]
+    new = [item for item in found if status_of(asdict(item)) not in memo]
     if read and (total := sum(item.size for item in new)) > _WORTH_A_LINE:
         _LOG.info("reading %.1f GB of input once for its content hash (--streaming does without)", total / 1e9)
     result = []
     for item in found:
-        earlier = memo.get((item.path, item.size, item.mtime_ns), {})
+        earlier = memo.get(status_of(asdict(item)), {})
         digest, num_lines = earlier.get("hash"), earlier.get("num_lines")
         if read and (digest is None or num_lines is None):
             try:
                 digest, num_lines = _read(item.path)
             except OSError as error:
                 raise UserError(f"data file {item.path} cannot be read ({error.strerror})") from error
-        result.append(InputFile(item.path, item.size, item.mtime_ns, digest, num_lines))
+        result.append(replace(item, hash=digest, num_lines=num_lines))
     return result
 
 

@@ -15,6 +15,7 @@ from mindspeed_llm.tasks.preprocess.command.arguments import Arguments
 from mindspeed_llm.tasks.preprocess.command.checks import check_handler
 from mindspeed_llm.tasks.preprocess.command.identity import hash_of
 from mindspeed_llm.tasks.preprocess.command.inputs import Inputs, resolve_inputs
+from mindspeed_llm.tasks.preprocess.command.publish import check_prefix
 from mindspeed_llm.tasks.preprocess.command.record_mistakes import CheckedWork
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.handlers import Handler, WorkOptions, find_handler, make_work, with_entries
@@ -26,7 +27,7 @@ from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer, TokenizerOption
 
 _LOG = logging.getLogger("mindspeed_llm")
 
-FORMAT = 1
+FORMAT = 2
 """Of the summary file. It is raised when a change of the program makes other output of the same input."""
 
 CHECKED_RECORDS = 20
@@ -129,6 +130,7 @@ def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
     name = template.name if template is not None else None
     # Through JSON, as the summary will have it.
     job = Job(arguments, handler, inputs, tokenizer, work, name, json.loads(json.dumps(deciding)))
+    check_prefix(job.prefix, [job.target(key) for key in work.keys])
     if arguments.pack:
         # Asked now, so that a missing token is reported before the work.
         _ = job.pad_id

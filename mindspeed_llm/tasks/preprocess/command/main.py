@@ -69,9 +69,11 @@ def _preprocess(arguments: Arguments) -> None:
 
 def _merge(arguments: Arguments) -> None:
     from mindspeed_llm.tasks.preprocess.command.merge import check_parts, find_parts, merge
+    from mindspeed_llm.tasks.preprocess.command.publish import check_prefix
 
     assert arguments.input is not None and arguments.output_prefix is not None
     folder, prefix = Path(arguments.input), Path(arguments.output_prefix)
+    check_prefix(prefix, [prefix.with_name(f"{prefix.name}_{key}") for key in arguments.merge_group_keys])
     if arguments.check:
         parts = find_parts(folder, arguments.merge_group_keys, prefix)
         check_parts(parts)

@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.chunks import Summary
 from mindspeed_llm.tasks.preprocess.command.identity import differences, hash_of
+from mindspeed_llm.tasks.preprocess.command.job import FORMAT
 from mindspeed_llm.tasks.preprocess.command.publish import naming_the_folder, publish
 from mindspeed_llm.tasks.preprocess.command.workspace import Workspace, write_json
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, IndexedWriter, bin_file, idx_file
@@ -144,7 +145,7 @@ def merged_summary(prefixes: Sequence[Path], keys: Sequence[str]) -> dict[str, A
     inputs = [item for content in contents.values() for item in content.get("inputs", [])]
     hashes = [content.get("inputs_hash") for content in contents.values()]
     merged_from = {"merged": [str(prefix) for prefix in prefixes], "inputs": inputs, "inputs_hash": hash_of(hashes)}
-    return {"format": 1, **common, "keys": [_bare(key) for key in keys], **merged_from, **asdict(summary)}
+    return {"format": FORMAT, **common, "keys": [_bare(key) for key in keys], **merged_from, **asdict(summary)}
 
 
 def _check_same(contents: Mapping[Path, Mapping[str, Any]]) -> None:

@@ -65,7 +65,7 @@ def _check_words(argv: Sequence[str]) -> None:
         if flag in REFUSED:
             raise UserError(f"{flag} is not available: {REFUSED[flag]}")
         if flag not in FLAGS:
-            raise UserError(f"unknown flag {flag}; {_nearest(flag)}. --help shows all flags")
+            raise UserError(f"unknown flag {flag}; {_nearest(flag)} --help shows all flags")
         if not has_value:
             value = argv[number + 1] if number + 1 < len(argv) else ""
         if (flag, value) in REFUSED_VALUES:
@@ -133,6 +133,8 @@ def parse_json_object(flag: str, text: str) -> dict[str, Any]:
     """The JSON object that a flag holds. Raises UserError saying where the text is not one."""
     try:
         value = json.loads(text)
+    except RecursionError as error:
+        raise UserError(f"{flag}: JSON that is nested too deeply") from error
     except json.JSONDecodeError as error:
         raise UserError(
             f"{flag}: not valid JSON ({error.msg} at character {error.pos + 1}): {text}. Put it in single quotes, and "

@@ -59,7 +59,5 @@ def _check_writable(prefix: Path) -> None:
     folder = prefix.parent
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir():
-        raise UserError(f"--output-prefix {prefix}: {folder} is a file, not a folder; choose another prefix")
     if not os.access(folder, os.W_OK):
         raise UserError(f"--output-prefix {prefix}: {folder} cannot be written to; choose another prefix")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.command.workspace import workspace_folder
 from mindspeed_llm.tasks.preprocess.indexed_format import bin_file, idx_file
 from mindspeed_llm.tasks.preprocess.sample_store import summary_file
 
@@ -19,6 +20,7 @@ _ADVICE = {
     errno.EACCES: "choose an --output-prefix in a folder that can be written to",
     errno.EPERM: "choose an --output-prefix in a folder that can be written to",
     errno.ENOTDIR: "a part of the folder's path is a file; choose another --output-prefix",
+    errno.ENAMETOOLONG: "choose a shorter --output-prefix",
     errno.EEXIST: "a part of the folder's path is a file; choose another --output-prefix",
 }
 
@@ -49,14 +51,43 @@ def publish(prefix: Path, made: Mapping[Path, Path], summary: Path, *, stale: Se
 
 @contextlib.contextmanager
 def naming_the_folder(prefix: Path) -> Iterator[None]:
-    """Turn the errors of a folder that cannot be written to into one message that says what to do."""
+    """Turn the errors of a folder that cannot be made or written to into one message that says what to do."""
     try:
         yield
     except OSError as error:
-        elsewhere = error.filename is not None and not Path(error.filename).is_relative_to(prefix.parent)
-        if error.errno not in _ADVICE or elsewhere:
+        place = Path(error.filename or prefix)
+        # Of a folder that is to be made, it may be one above it that fails; files in it may also be those of the input.
+        is_above = prefix.parent.is_relative_to(place)
+        if not is_above and not (place.is_relative_to(prefix.parent) and error.errno in _ADVICE):
             raise
         raise UserError(
             f"--output-prefix {prefix}: cannot write to {prefix.parent} ({error.strerror}); nothing was published; "
-            f"{_ADVICE[error.errno]}"
+            f"{_ADVICE.get(error.errno or 0, 'choose another --output-prefix')}"
         ) from error
+
+
+def check_prefix(prefix: Path, targets: Iterable[Path]) -> None:
+    """Check that files of these names can exist; `targets` are the prefixes of the indexed files.
+
+    Raises UserError: the folder is, or is below, a file; a name is too long for the file system.
+    """
+    folder = prefix.parent
+    try:
+        while not folder.exists():
+            if folder.is_symlink():
+                raise UserError(f"--output-prefix {prefix}: {folder} is a link to nowhere; choose another prefix")
+            folder = folder.parent
+        if not folder.is_dir():
+            raise UserError(f"--output-prefix {prefix}: {folder} is a file, not a folder; choose another prefix")
+        longest = os.pathconf(folder, "PC_NAME_MAX")
+    except OSError as error:
+        raise UserError(
+            f"--output-prefix {prefix}: no folder can be there ({error.strerror}); choose another prefix"
+        ) from error
+    names = [*prefix.parent.parts, workspace_folder(prefix).name, *(bin_file(target).name for target in targets)]
+    for name in (*names, summary_file(prefix).name):
+        if (size := len(os.fsencode(name))) > longest:
+            raise UserError(
+                f"--output-prefix {prefix}: the name {name} has {size} bytes, more than the {longest} that the file "
+                "system allows; choose a shorter prefix"
+            )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mindspeed_llm.tasks.preprocess.command.identity import InputFile, differences
+from mindspeed_llm.tasks.preprocess.command.identity import InputFile, differences, status_of
+from mindspeed_llm.tasks.preprocess.command.output_files import is_as_written
 from mindspeed_llm.tasks.preprocess.sample_store import summary_file
 
 
@@ -17,17 +19,13 @@ def read_content(prefix: Path) -> dict[str, Any]:
         content = json.loads(summary_file(prefix).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    ours = isinstance(content, dict) and {"format", "options", "inputs", "files"} <= content.keys()
+    ours = isinstance(content, dict) and {"format", "options", "inputs", "files", "written"} <= content.keys()
     return content if ours else {}
 
 
 def missing_files(prefix: Path, content: Mapping[str, Any]) -> list[str]:
-    """The files of an output that are gone, or have not the size that the summary notes."""
-    return [
-        name
-        for name, size in content["files"].items()
-        if not (file := prefix.parent / name).is_file() or file.stat().st_size != size
-    ]
+    """The files of an output that are gone, or are not what was written."""
+    return [name for name, note in content["written"].items() if not is_as_written(prefix.parent / name, note)]
 
 
 def why_anew(
@@ -54,9 +52,9 @@ def why_anew(
 
 
 def _is_same(before: Mapping[str, Any], now: InputFile) -> bool:
-    same_suffix = Path(before["path"]).suffix == Path(now.path).suffix
-    same_content = now.hash is not None and before["hash"] == now.hash and same_suffix
-    return same_content or (before["path"], before["size"], before["mtime_ns"]) == (now.path, now.size, now.mtime_ns)
+    if now.hash is not None and before["hash"] is not None:
+        return before["hash"] == now.hash and Path(before["path"]).suffix == Path(now.path).suffix
+    return status_of(before) == status_of(asdict(now))
 
 
 def _changes(before: Sequence[Mapping[str, Any]], now: Sequence[InputFile]) -> list[str]:

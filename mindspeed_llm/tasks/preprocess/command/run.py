@@ -16,6 +16,7 @@ from mindspeed_llm.tasks.preprocess.chunks import Chunk, Summary
 from mindspeed_llm.tasks.preprocess.command import signals
 from mindspeed_llm.tasks.preprocess.command.identity import InputFile, hash_of, identify, inputs_hash
 from mindspeed_llm.tasks.preprocess.command.job import FORMAT, Job
+from mindspeed_llm.tasks.preprocess.command.output_files import written
 from mindspeed_llm.tasks.preprocess.command.packs import write_packs
 from mindspeed_llm.tasks.preprocess.command.parts import finished_parts, join, part_folder, write_part
 from mindspeed_llm.tasks.preprocess.command.progress import Progress
@@ -37,6 +38,7 @@ def run(job: Job) -> None:
     known = [*earlier.get("inputs", []), *workspace.note().get("inputs", [])]
     files = identify(job.inputs.files(), known, read=not job.inputs.is_stream)
     if _is_there(job, earlier, files):
+        workspace.clear_leftovers()
         return
     for file in files:
         if not file.size:
@@ -44,7 +46,7 @@ def run(job: Job) -> None:
     with naming_the_folder(job.prefix), workspace:
         # Another run may have written it while this one waited for its turn.
         earlier = read_content(job.prefix)
-        if _is_there(job, earlier, files, quiet=True):
+        if _is_there(job, earlier, files, says_why=True):
             return
         parts = _work(job, workspace, files)
         summary = Summary()
@@ -75,8 +77,8 @@ def run(job: Job) -> None:
     print("\n".join(result_lines(content, content["files"], job.prefix.parent)), flush=True)
 
 
-def _is_there(job: Job, earlier: Mapping[str, Any], files: Sequence[InputFile], *, quiet: bool = False) -> bool:
-    """Whether the output stands there already; says so, or why it is made anew."""
+def _is_there(job: Job, earlier: Mapping[str, Any], files: Sequence[InputFile], *, says_why: bool = False) -> bool:
+    """Whether the output stands there already; says so, or on demand why it is made anew."""
     reason = None
     if not earlier:
         if any(indexed_exists(job.target(key)) for key in job.work.keys):
@@ -92,22 +94,23 @@ def _is_there(job: Job, earlier: Mapping[str, Any], files: Sequence[InputFile], 
             )
             print("\n".join(result_lines(earlier, earlier["files"], job.prefix.parent)), flush=True)
             return True
-    if reason is not None and not quiet:
-        _LOG.info("%s: replacing the earlier output: %s", job.prefix, reason)
+    if reason is not None and says_why:
+        _LOG.info("%s: making the output anew, the earlier one stays until then: %s", job.prefix, reason)
     return False
 
 
 def _work(job: Job, workspace: Workspace, files: Sequence[InputFile]) -> list[Summary]:
     """Make the parts, those that an earlier run has finished left out; returns what became of the records of each."""
     arguments = job.arguments
-    note = {"options": job.options, "inputs": [asdict(file) for file in files], "n_subs": arguments.n_subs}
+    note = {"options": job.options, "inputs_hash": inputs_hash(files), "n_subs": arguments.n_subs}
+    known = {"inputs": [asdict(file) for file in files]}
     keys = [key for key in job.work.keys if not (arguments.pack and key == "attention_mask")]
     parts: list[Summary] = []
-    if arguments.n_subs > 1 and files and workspace.note() == note:
+    if arguments.n_subs > 1 and files and _what(workspace.note()) == note:
         parts = finished_parts(workspace.folder, keys)
         workspace.keep = bool(parts)
     if not parts:
-        workspace.begin(note)
+        workspace.begin(note | known)
     total = job.inputs.estimate(files)
     size = None
     if arguments.n_subs > 1:
@@ -132,6 +135,11 @@ def _work(job: Job, workspace: Workspace, files: Sequence[InputFile]) -> list[Su
     finally:
         progress.close()
     return parts
+
+
+def _what(note: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides whether parts can be gone on with: of the inputs their content, not what else is known of them."""
+    return {name: value for name, value in note.items() if name != "inputs"}
 
 
 def _chunks(job: Job, skip: int, part_size: int | None) -> Generator[Chunk, None, None]:
@@ -166,8 +174,8 @@ def _check_result(job: Job, summary: Summary, files: Sequence[InputFile]) -> Non
 def _content(job: Job, files: Sequence[InputFile], made: Mapping[Path, Path]) -> dict[str, Any]:
     """What the summary says beside the counts."""
     arguments = job.arguments
-    sizes = {
-        final.name: finished.stat().st_size
+    files_written = {
+        final.name: written(finished)
         for target, source in made.items()
         for final, finished in ((bin_file(target), bin_file(source)), (idx_file(target), idx_file(source)))
     }
@@ -194,7 +202,8 @@ def _content(job: Job, files: Sequence[InputFile], made: Mapping[Path, Path]) ->
         "inputs": [asdict(file) for file in files],
         "inputs_hash": inputs_hash(files),
         "options_hash": hash_of(job.options),
-        "files": sizes,
+        "files": {name: note["size"] for name, note in files_written.items()},
+        "written": files_written,
     }
 
 

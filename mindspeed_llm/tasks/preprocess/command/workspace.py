@@ -24,6 +24,11 @@ _LOG = logging.getLogger("mindspeed_llm")
 _NOTE = "work.json"
 
 
+def workspace_folder(prefix: Path) -> Path:
+    """The hidden folder of a prefix."""
+    return prefix.parent / f".{prefix.name}.preprocess"
+
+
 class Workspace:
     """A context manager; `folder` exists and belongs to this process inside of it.
 
@@ -32,7 +37,7 @@ class Workspace:
 
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = Path(prefix)
-        self.folder = self.prefix.parent / f".{self.prefix.name}.preprocess"
+        self.folder = workspace_folder(self.prefix)
         self.keep = False
         self._lock = FileLock(self.folder / "lock", without_locks="do not start two runs with one prefix")
 
@@ -72,6 +77,18 @@ class Workspace:
                     f"--output-prefix {self.prefix}: another run is writing it ({held.holder}); wait for its end, or "
                     "choose another prefix"
                 ) from None
+
+    def clear_leftovers(self) -> None:
+        """Remove what a run that has ended left here, unless another run is at work."""
+        if not self.folder.is_dir():
+            return
+        try:
+            with self:
+                _LOG.info("removing %s, which an earlier run left", self.folder)
+        except OSError as error:
+            _LOG.warning("%s, which an earlier run left, cannot be removed (%s)", self.folder, error.strerror)
+        except UserError:
+            _LOG.info("%s is of another run, which is at work", self.folder)
 
     def note(self) -> dict[str, Any]:
         """What an earlier run was making here, by its own words; empty where there was none or it is unreadable."""

@@ -3,9 +3,12 @@
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.command.workspace import Workspace
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedWriter
 from tests.support.mounts import mounted
 from tests.tasks.preprocess.command.toys import RECORDS, SFT, contents, preprocess, summary, toys, write_jsonl
 
@@ -49,6 +52,49 @@ def test_disk_full(toys: Path, parts: str, pack: list[str]) -> None:
         found = contents(folder)
     preprocess(*argv, source="much.jsonl", prefix="fresh/data")
     assert found == contents(toys / "fresh")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        (
+            "out/" + "n" * 250,
+            "has 2[0-9]* bytes, more than the 255 that the file system allows; choose a shorter",
+        ),
+        ("d" * 300 + "/data", "File name too long"),
+        ("out/" + "谢" * 84, "more than the 255"),
+        ("new/" + "d" * 300 + "/data", "has 300 bytes, more than the 255"),
+        ("/proc/none/data", "cannot (write to|be written to)"),
+        ("loop/data", "loop is a link to nowhere"),
+    ],
+    ids=["long name", "long folder", "bytes count", "long new folder", "no folder can be made", "link to itself"],
+)
+def test_prefixes_that_cannot_be(toys: Path, prefix: str, words: str) -> None:
+    (toys / "loop").symlink_to("loop")
+    with IndexedWriter(toys / "parts" / "a_k") as writer:
+        writer.add(np.array([1, 2]))
+    for argv, source in ((SFT, "alpaca.jsonl"), (["--merge-group-keys", "k"], "parts")):
+        with pytest.raises(UserError, match="--output-prefix .*" + words):
+            preprocess(*argv, prefix=prefix, source=source)
+
+
+def test_what_a_dead_run_left_goes_when_the_output_is_up_to_date(
+    toys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preprocess(*SFT)
+    left = toys / "out" / ".data.preprocess"
+    (left / "part-00000").mkdir(parents=True)
+    (left / "part-00000" / "labels.bin").touch()
+    with Workspace(toys / "out" / "data") as workspace:
+        workspace.keep = True
+        preprocess(*SFT)
+        assert (left / "part-00000").is_dir()
+    capsys.readouterr()
+    preprocess(*SFT)
+    assert "removing out/.data.preprocess, which an earlier run left" in capsys.readouterr().out
+    assert not left.exists() and len(contents(toys / "out")) == 6
+    preprocess(*SFT)
+    assert "removing" not in capsys.readouterr().out
 
 
 def test_a_file_in_place_of_the_folder(toys: Path) -> None:

@@ -33,10 +33,15 @@ def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.
     assert [asdict(item) for item in identify(files, known)] == known and not read
     files[1].write_text("a text of another size")
     assert [item.hash for item in identify(files, known)] == [known[0]["hash"], "new"]
-    files[1].write_text("b.txt")
-    os.utime(files[1], ns=(1, 1))
+    files[1].write_text("c.txt")
+    # As cp -p and rsync -t leave it.
+    os.utime(files[1], ns=(known[1]["mtime_ns"],) * 2)
+    assert files[1].stat().st_size == known[1]["size"] and files[1].stat().st_mtime_ns == known[1]["mtime_ns"]
     identify(files, known)
     assert read == [str(files[1])] * 2
+    # A summary of before these were noted.
+    identify(files[:1], [{name: known[0][name] for name in ("path", "size", "mtime_ns", "hash", "num_lines")}])
+    assert read[2:] == [str(files[0])]
 
 
 def test_the_content_counts_and_not_the_name(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_values() -> None:
 @pytest.mark.parametrize(
     "argv, words",
     [
-        ("--inptu a", "unknown flag --inptu; did you mean --input?"),
+        ("--inptu a", "unknown flag --inptu; did you mean --input? --help shows all flags"),
         ("--in a", "unknown flag --in; did you mean --input?"),
         ("--num_workers 4", "did you mean --workers?"),
         ("--json_keys text", "did you mean --json-keys?"),

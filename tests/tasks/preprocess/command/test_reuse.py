@@ -14,7 +14,11 @@ from mindspeed_llm.tasks.preprocess.sample_store import read_summary, write_summ
 from tests.tasks.preprocess.command.toys import RECORDS, SFT, contents, preprocess, summary, toys, write_jsonl
 
 __all__ = ["toys"]
-DONE, UP_TO_DATE, REPLACING = ": done in ", ": up to date", ": replacing the earlier output: "
+DONE, UP_TO_DATE, REPLACING = (
+    ": done in ",
+    ": up to date",
+    ": making the output anew, the earlier one stays until then: ",
+)
 
 
 def _said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -116,10 +120,58 @@ def test_other_inputs(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "0.jsonl is new" in again()
     (folder / "0.jsonl").unlink()
     assert "0.jsonl is not read any more" in again()
-    # The same size and time of change, another content: the memo of hashes believes it, as make would.
-    assert UP_TO_DATE in again()
     preprocess(*SFT, source="in/a.jsonl", prefix="out/fresh")
     assert contents(toys / "out") == contents(toys / "out", "fresh")
+
+
+def test_a_changed_input_of_the_same_size_and_time_is_noticed(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_jsonl(toys / "in.jsonl", RECORDS[:9])
+    (toys / "other.jsonl").write_bytes(file.read_bytes().replace(b"Say", b"Ask"))
+    shutil.copystat(file, toys / "other.jsonl")
+
+    def again(*argv: str) -> str:
+        preprocess(*SFT, *argv, source="in.jsonl")
+        return _said(capsys)
+
+    def rewrite() -> None:
+        before = file.stat()
+        file.write_bytes(file.read_bytes().replace(b"number", b"NUMBER"))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    again()
+    for change in (lambda: shutil.copy2("other.jsonl", file), rewrite):
+        change()
+        said = again()
+        assert f"{file} has changed" in said and DONE in said
+        preprocess(*SFT, source="in.jsonl", prefix="out/fresh")
+        assert contents(toys / "out") == contents(toys / "out", "fresh")
+        capsys.readouterr()
+        assert UP_TO_DATE in again()
+    again("--streaming")
+    assert UP_TO_DATE in again("--streaming")
+    os.replace(shutil.copy2(file, toys / "copy.jsonl"), file)
+    assert UP_TO_DATE in again()
+
+
+def test_output_that_was_written_to_since(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preprocess(*SFT)
+    expected = contents(toys / "out")
+    for key in ("input_ids", "labels", "attention_mask"):
+        for suffix, place in ((".bin", 0), (".bin", -1), (".bin", None), (".idx", -1)):
+            file = toys / "out" / f"data_packed_{key}_document{suffix}"
+            content, before = bytearray(file.read_bytes()), file.stat()
+            content[len(content) // 2 if place is None else place] ^= 1
+            file.write_bytes(content)
+            if place is not None:
+                os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+            _said(capsys)
+            preprocess(*SFT)
+            assert f"files of it are missing or damaged ({file.name})" in _said(capsys)
+            assert contents(toys / "out") == expected
+    for file in (toys / "out").iterdir():
+        file.touch()
+    preprocess(*SFT)
+    assert UP_TO_DATE in _said(capsys)
 
 
 def test_damaged_output(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
