@@ -1,5 +1,6 @@
 """The tokenizer's own chat template: ids equal transformers' apply_chat_template, masks cover the replies."""
 
+import bisect
 import json
 
 import pytest
@@ -7,7 +8,7 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess import generation_marks
+from mindspeed_llm.tasks.preprocess import chat_template, generation_marks
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message, UnusableRecord
@@ -336,6 +337,13 @@ def test_ends_that_a_mark_leaves_out_are_taught(behind, taught, closes_by_label)
     assert ids == _ids(tokenizer, ROLES)
 
 
+def test_ends_that_are_not_looked_for_would_not_be_taught(monkeypatch):
+    monkeypatch.setattr(ChatTemplateRenderer, "_ending", lambda self, marks_replies, tools: ([], False))
+    for behind, taught in (("<|im_end|>", "<|im_end|>"), ("", "</s>")):
+        with pytest.raises(AssertionError):
+            test_ends_that_a_mark_leaves_out_are_taught(behind, taught, not behind)
+
+
 def test_parts_of_replies_are_not_taught_to_end_it():
     renderer = ChatTemplateRenderer(chatml_tokenizer(chat_template=IN_PARTS.replace("<|im_end|>", "")))
     with pytest.raises(UserError, match="each would be taught to end the reply"):
@@ -419,6 +427,19 @@ def test_the_token_across_prompt_and_reply_carries_loss(template, reply, first, 
     assert tokenizer.decode(turn.source + turn.target) == template_text(template, "hi", reply)
     assert tokenizer.decode(turn.target[:1]).startswith(first[:1])
     assert tokenizer.decode(turn.target).lstrip() == f"{reply}</s>".lstrip()
+
+
+def test_borders_by_the_beginnings_of_tokens_would_lose_the_first(monkeypatch):
+    """The rule that was wrong once."""
+
+    def by_beginnings(tokenizer, text):
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        starts = [start for start, _ in offsets]
+        return ids, lambda place: bisect.bisect_left(starts, place), lambda place: bisect.bisect_left(starts, place)
+
+    monkeypatch.setattr(chat_template, "token_borders", by_beginnings)
+    with pytest.raises(AssertionError):
+        test_the_token_across_prompt_and_reply_carries_loss(SPACED, "then it is", " the", False, True)
 
 
 def template_text(template, question, reply):
