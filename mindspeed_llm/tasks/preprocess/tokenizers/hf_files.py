@@ -95,6 +95,7 @@ _WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 _MUST_BE_UNSET = ("add_prefix_space", "split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files")
+_DEFAULT_FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "special": False}
 _CHECKED = ("added_tokens_decoder", "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces")
 
 
@@ -132,7 +133,8 @@ def read_hf_files(folder: Path, *, trust_remote_code: bool = False) -> RustToken
     _check_begin_and_end(config, backend, special)
     return RustTokenizer(
         backend,
-        content_hash=hash_of_files(folder / TOKENIZER_FILE),
+        # The settings too: a chat template may use any token that they name.
+        content_hash=hash_of_files(folder / TOKENIZER_FILE, folder / CONFIG_FILE),
         special={name: special[name] for name in ("bos_token", "eos_token", "pad_token") if name in special},
         chat_template=_chat_template(folder, config),
         load_transformers=partial(load_with_transformers, str(folder), trust_remote_code=trust_remote_code),
@@ -242,6 +244,8 @@ def _check_settings(config: Mapping[str, Any], backend: "Backend") -> None:
             raise NeedsTransformers(f"{CONFIG_FILE} sets {key}")
         if not (is_token or key in _WITHOUT_EFFECT or key in _CHECKED or key in _EXTRA_TOKENS or key in _MUST_BE_UNSET):
             raise NeedsTransformers(f"{CONFIG_FILE} has the setting {key}, whose effect is not known")
+    if backend.padding is not None and not config.get("pad_token"):
+        raise NeedsTransformers(f"{TOKENIZER_FILE} says how to pad, from which a pad token may be taken")
     if getattr(backend.model, "dropout", None):
         raise NeedsTransformers("its merges are dropped at random")
     if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
@@ -279,7 +283,8 @@ def _check_declared_tokens(
         token = added.get(value.get("content"))
         if token is None or backend.token_to_id(token.content) != int(token_id):
             raise NeedsTransformers(f"{CONFIG_FILE} adds the token {value.get('content')!r}")
-        _check_flags(value, token)
+        # Where a flag is left out here, transformers takes its default instead of what the other file says.
+        _check_flags({**_DEFAULT_FLAGS, "normalized": not value.get("special"), **value}, token)
     if "added_tokens_decoder" in config:
         return
     file = folder / "added_tokens.json"

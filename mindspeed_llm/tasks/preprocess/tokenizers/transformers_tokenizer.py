@@ -73,6 +73,10 @@ class TransformersTokenizer:
             return self.tokenizer(
                 list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
             )["input_ids"]
+        if self._backend.truncation is not None or self._backend.padding is not None:
+            # Left behind by a call of the wrapped tokenizer that asked for them.
+            self._backend.no_truncation()
+            self._backend.no_padding()
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
@@ -106,7 +110,9 @@ class TransformersTokenizer:
             parts.append(backend.to_str())
         else:
             settings = {name: _content(value) for name, value in getattr(tokenizer, "init_kwargs", {}).items()}
-            parts += [sorted(tokenizer.get_vocab().items()), sorted(settings.items())]
+            # Merges are in no setting and not in the vocabulary, but decide the ids.
+            files = {name: _content(Path(tokenizer.name_or_path) / name) for name in kind.vocab_files_names.values()}
+            parts += [sorted(tokenizer.get_vocab().items()), sorted(settings.items()), sorted(files.items())]
         if not kind.__module__.startswith("transformers."):
             # Code of the user's own decides ids as well.
             parts.append(inspect.getsource(inspect.getmodule(kind) or kind))

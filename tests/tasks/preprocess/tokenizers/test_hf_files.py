@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.tokenizers import TokenizerOptions, hf_files, load_tokenizer
+from mindspeed_llm.tasks.preprocess.tokenizers import TokenizerOptions, as_tokenizer, hf_files, load_tokenizer
 from mindspeed_llm.tasks.preprocess.tokenizers.rust_tokenizer import RustTokenizer
 from tests.support.tokenizer_files import (
     TEXTS,
@@ -122,6 +122,10 @@ TRANSFORMERS = {
     "settings add a token": _case(
         _plain, {"added_tokens_decoder": {FIRST + 2: {"content": "<extra>", "special": False}}}
     ),
+    "flags of the settings left out": _case(
+        _stripping, {"added_tokens_decoder": {FIRST + 2: {"content": EOT, "special": True, "normalized": False}}}
+    ),
+    "pad token in the section of padding": _case(_limited),
     "flags differ": _case(_plain, {"eos_token": _added("</s>", lstrip=True)}),
     "another eos in special_tokens_map": _case(_plain, special_tokens_map={"eos_token": "<s>"}),
     "added_tokens.json": _case(_plain, added_tokens={"<extra>": FIRST + 2}),
@@ -234,12 +238,35 @@ def test_identity_changes_with_ids(tmp_path):
         "bos": (_bos(bos="<s>"), base),
         "eos": (byte_level_bpe("<s>", "</s>"), {**base, "eos_token": "<s>"}),
         "template": (byte_level_bpe("<s>", "</s>"), {**base, "chat_template": "x"}),
+        "token of a chat template": (byte_level_bpe("<s>", "</s>"), {**base, "sep_token": "<s>"}),
         "by transformers": (byte_level_bpe("<s>", "</s>"), {**base, "split_special_tokens": True}),
     }
     identities = {name: _load(write_tokenizer(tmp_path / name, *args)).identity() for name, args in variants.items()}
     assert len(set(identities.values())) == len(identities)
     again = _load(write_tokenizer(tmp_path / "elsewhere", *variants["same"]))
     assert again.identity() == identities["same"]
+
+
+def test_identity_of_a_python_tokenizer_changes_with_its_merges(tmp_path):
+    pieces = ["<unk>", "a", "b", "c", "a@@", "b@@", "c@@", "a</w>", "b</w>", "c</w>", "ab", "bc</w>", "ab@@", "bc"]
+    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CTRLTokenizer"}))
+    found = []
+    for merges in ("a b\nb c</w>", "b c</w>\na b"):
+        (tmp_path / "merges.txt").write_text(f"#version\n{merges}\n")
+        tokenizer = load_tokenizer(TokenizerOptions(name_or_path=str(tmp_path)))
+        found.append((tokenizer.identity(), tokenizer.encode("abc")))
+    assert found[0][1] != found[1][1] and found[0][0] != found[1][0]
+
+
+def test_limits_of_an_earlier_call_are_taken_back(tmp_path):
+    folder = write_tokenizer(tmp_path, byte_level_bpe("</s>"), {"tokenizer_class": GENERIC, **S, "bos_token": None})
+    wrapped = AutoTokenizer.from_pretrained(str(folder))
+    wrapped.pad_token = "</s>"
+    ours = as_tokenizer(wrapped)
+    before = ours.encode_batch(["the quick brown fox", "a"])
+    wrapped(["x y z"], truncation=True, max_length=2, padding="max_length")
+    assert ours.encode_batch(["the quick brown fox", "a"]) == before
 
 
 def test_mistakes(tmp_path):
