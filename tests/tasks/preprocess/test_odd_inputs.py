@@ -4,6 +4,8 @@ import json
 import pickle
 from pathlib import Path
 
+import re
+
 import pytest
 
 from mindspeed_llm.errors import UserError
@@ -121,28 +123,55 @@ def test_wrong_structure_ends_the_work_or_is_counted(name, record, message, kind
 
 
 @pytest.mark.parametrize(
-    ("record", "reason"),
+    ("record", "kind", "detail"),
     [
-        (_talk("gpt", "human"), "roles out of order"),
-        (_talk("human", "human", "gpt"), "roles out of order"),
-        (_talk("human", "gpt", "gpt"), "roles out of order"),
-        (_talk("human", "gpt", "human"), "conversation does not end with a reply"),
-        (_talk("human", "function_call", "observation"), "conversation does not end with a reply"),
-        (_talk("human", "robot"), "unknown role 'robot'"),
-        (_talk("human", "system", "gpt"), "unknown role 'system'"),
-        (_talk(), "conversation without messages"),
+        (
+            _talk("gpt", "human"),
+            "roles out of order",
+            ": message 1 is of assistant and is the first, where one of user or observation belongs",
+        ),
+        (
+            _talk("system", "human", "human", "gpt"),
+            "roles out of order",
+            ": message 3 is of user and follows one of user, where one of assistant or function belongs",
+        ),
+        (
+            _talk("human", "gpt", "gpt"),
+            "roles out of order",
+            ": message 3 is of assistant and follows one of assistant, where one of user or observation belongs",
+        ),
+        (
+            _talk("human", "gpt", "human"),
+            "conversation does not end with a reply",
+            ": its last message, 3, is of user",
+        ),
+        (
+            _talk("human", "function_call", "observation"),
+            "conversation does not end with a reply",
+            ": its last message, 3, is of observation",
+        ),
+        (
+            _talk("human", "robot"),
+            "unknown role",
+            " 'robot' of message 2; known are human, observation, gpt, function_call, system; `tags` (in --map-keys) "
+            "names others",
+        ),
+        (
+            _talk("human", "system", "gpt"),
+            "system message that is not the first",
+            ": message 2 is of 'system'; put its text in the first, or in the user's",
+        ),
+        (_talk(), "conversation without messages", ""),
     ],
 )
-def test_roles_out_of_order_end_the_work_or_are_counted(record, reason):
+def test_roles_out_of_order_end_the_work_or_are_counted(record, kind, detail):
     tokenizer = bpe_tokenizer()
     good = _talk("human", "gpt")
-    with pytest.raises(UserError, match=rf"data\.jsonl:2: {reason}"):
+    with pytest.raises(UserError, match=rf"data\.jsonl:2: {re.escape(kind + detail)}"):
         run(SHAREGPT, tokenizer, good, record, prompt_type="chatml")
     chunk = run(SHAREGPT, tokenizer, good, record, good, prompt_type="chatml", on_bad_record="skip")
-    # The name of a role is the record's own: it stands with the place, so that reasons stay few.
-    kind, place = reason, "data.jsonl:2"
-    if reason.startswith("unknown role"):
-        kind, place = "unknown role", f"data.jsonl:2 ({reason})"
+    # What is the record's own stands with the place, so that reasons stay few.
+    place = f"data.jsonl:2 ({kind}{detail})" if detail else "data.jsonl:2"
     assert chunk.skipped == [(kind, place)] and len(chunk.lengths["labels"]) == 2
 
 

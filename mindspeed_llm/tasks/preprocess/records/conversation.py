@@ -1,7 +1,8 @@
 """What every record becomes: messages in order, with the system text and the tools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 SOURCE_ROLES = ("user", "observation")
 TARGET_ROLES = ("assistant", "function")
@@ -43,14 +44,32 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in order (source turns and replies alternate), with the system text and the tools as JSON text."""
+    """Messages in order (source turns and replies alternate), with the system text and the tools as JSON text.
+
+    `first_place` is the number of the first message in the record, counted from 1: 2 behind a system message.
+    """
 
     messages: list[Message]
     system: str = ""
     tools: str = ""
+    first_place: int = field(default=1, compare=False)
 
 
-def check_order(messages: Sequence[Message], *, ends_with_reply: bool) -> None:
+def bad_role(
+    name: Any, place: int, known: Sequence[str | None], *, is_system: bool, advice: str = ""
+) -> BadConversation:
+    """The error for a message whose role cannot stand there; `place` is its number in the record, 0 for one that stands
+    in a column of its own.
+    """
+    which = f"message {place}" if place else "a reply"
+    if is_system:
+        kind = "system message that is not the first"
+        return BadConversation(f"{kind}: {which} is of {name!r}; put its text in the first, or in the user's", kind)
+    names = ", ".join(str(role) for role in known)
+    return BadConversation(f"unknown role {name!r} of {which}; known are {names}{advice}", "unknown role")
+
+
+def check_order(messages: Sequence[Message], *, ends_with_reply: bool, first_place: int = 1) -> None:
     """Check that sources and replies alternate from a source on, and which of them comes last.
 
     Raises BadConversation where they do not, UnusableRecord where a user turn has no text.
@@ -58,14 +77,20 @@ def check_order(messages: Sequence[Message], *, ends_with_reply: bool) -> None:
     if not messages:
         raise BadConversation("conversation without messages")
     previous = "assistant"
-    for message in messages:
+    for place, message in enumerate(messages, start=first_place):
         is_source = message.role in SOURCE_ROLES
         # Results of parallel tool calls come as several observations in a row.
         several_results = message.role == "observation" and previous == "observation"
         if is_source != (previous in TARGET_ROLES) and not several_results:
-            raise BadConversation("roles out of order")
+            before = "is the first" if place == first_place else f"follows one of {previous}"
+            wanted = " or ".join(SOURCE_ROLES if previous in TARGET_ROLES else TARGET_ROLES)
+            raise BadConversation(
+                f"roles out of order: message {place} is of {message.role} and {before}, where one of {wanted} belongs",
+                "roles out of order",
+            )
         previous = message.role
     if (previous in TARGET_ROLES) != ends_with_reply:
-        raise BadConversation(f"conversation does not end with a {'reply' if ends_with_reply else 'question'}")
+        kind = f"conversation does not end with a {'reply' if ends_with_reply else 'question'}"
+        raise BadConversation(f"{kind}: its last message, {place}, is of {previous}", kind)
     if any(message.role == "user" and not message.content.strip() for message in messages):
         raise UnusableRecord(EMPTY_PROMPT)

@@ -67,7 +67,7 @@ def to_conversation(
     if layout.separate_reply:
         assert layout.reply is not None
         conversation = replace(conversation, messages=[*conversation.messages, layout.reply(fields, "response")])
-    check_order(conversation.messages, ends_with_reply=True)
+    check_order(conversation.messages, ends_with_reply=True, first_place=conversation.first_place)
     return conversation
 
 
@@ -78,7 +78,7 @@ def to_preference(
     layout, fields = FORMATS[formatting], RecordFields(record, columns, tags)
     assert layout.reply is not None
     prompt = layout.messages(fields)
-    check_order(prompt.messages, ends_with_reply=False)
+    check_order(prompt.messages, ends_with_reply=False, first_place=prompt.first_place)
     chosen, rejected = layout.reply(fields, "chosen"), layout.reply(fields, "rejected")
     if chosen.role not in TARGET_ROLES or rejected.role not in TARGET_ROLES:
         raise BadConversation("chosen or rejected is not a reply")
@@ -108,7 +108,7 @@ def to_prompt(
         messages, answer = messages[:-1], messages[-1]
     elif answer_required:
         raise BadConversation("conversation does not end with a reply")
-    check_order(messages, ends_with_reply=False)
+    check_order(messages, ends_with_reply=False, first_place=conversation.first_place)
     return Prompt(replace(conversation, messages=messages), answer)
 
 

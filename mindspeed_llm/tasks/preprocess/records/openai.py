@@ -4,7 +4,7 @@ import contextlib
 import json
 from typing import Any
 
-from mindspeed_llm.tasks.preprocess.records.conversation import BadConversation, Conversation, Message
+from mindspeed_llm.tasks.preprocess.records.conversation import Conversation, Message, bad_role
 from mindspeed_llm.tasks.preprocess.records.fields import RecordFields
 
 COLUMNS = {
@@ -16,15 +16,19 @@ COLUMNS = {
 }
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "function_call")
+
+
 def messages(fields: RecordFields) -> Conversation:
     """All messages; a system message at the front wins over the system column."""
-    system, found = fields.text("system"), []
-    for position, turn in enumerate(fields.items("messages", required=True)):
+    system, found, turns = fields.text("system"), [], fields.items("messages", required=True)
+    for position, turn in enumerate(turns):
         if fields.turn_value(turn, "role") in ("system", "developer") and position == 0:
             system = _text(fields, turn.get("content"))
         else:
-            found.append(_message(fields, turn))
-    return Conversation(found, system=system, tools=fields.tools())
+            found.append(_message(fields, turn, position + 1))
+    place = len(turns) - len(found) + 1
+    return Conversation(found, system=system, tools=fields.tools(), first_place=place)
 
 
 def reply(fields: RecordFields, role: str) -> Message:
@@ -35,7 +39,7 @@ def reply(fields: RecordFields, role: str) -> Message:
     return _message(fields, value)
 
 
-def _message(fields: RecordFields, turn: dict[str, Any]) -> Message:
+def _message(fields: RecordFields, turn: dict[str, Any], place: int = 0) -> Message:
     role = fields.turn_value(turn, "role")
     if role == "user":
         return Message("user", _text(fields, turn.get("content")))
@@ -43,7 +47,7 @@ def _message(fields: RecordFields, turn: dict[str, Any]) -> Message:
         call_id = fields.as_text(turn.get("tool_call_id") or "", "tool_call_id")
         return Message("observation", _text(fields, turn.get("content")), call_id=call_id)
     if role not in ("assistant", "function_call"):
-        raise BadConversation(f"unknown role {role!r}", "unknown role")
+        raise bad_role(role, place, _ROLES, is_system=place > 0 and role in ("system", "developer"))
     calls = turn.get("tool_calls") or []
     if not isinstance(calls, list):
         raise fields.wrong_type("tool_calls", "a list", calls)
@@ -77,7 +81,7 @@ def _calls(fields: RecordFields, calls: list[Any]) -> str:
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             # Text that is no JSON is kept: what the model wrote is what it is trained on.
-            with contextlib.suppress(json.JSONDecodeError):
+            with contextlib.suppress(json.JSONDecodeError, RecursionError):
                 arguments = json.loads(arguments)
         given_id = {"id": call["id"]} if call.get("id") else {}
         plain.append({**given_id, "name": function["name"], "arguments": arguments})

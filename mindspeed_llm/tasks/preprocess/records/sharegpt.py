@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mindspeed_llm.tasks.preprocess.records.conversation import BadConversation, Conversation, Message
+from mindspeed_llm.tasks.preprocess.records.conversation import Conversation, Message, bad_role
 from mindspeed_llm.tasks.preprocess.records.fields import RecordFields
 
 COLUMNS = {
@@ -33,13 +33,14 @@ _ROLES = {
 
 def messages(fields: RecordFields) -> Conversation:
     """All messages; a system message at the front wins over the system column."""
-    system, found = fields.text("system"), []
-    for position, turn in enumerate(fields.items("messages", required=True)):
+    system, found, turns = fields.text("system"), [], fields.items("messages", required=True)
+    for position, turn in enumerate(turns):
         if position == 0 and fields.turn_value(turn, str(fields.tags["role_tag"])) == fields.tags["system_tag"]:
             system = _content(fields, turn)
         else:
-            found.append(_message(fields, turn))
-    return Conversation(found, system=system, tools=fields.tools())
+            found.append(_message(fields, turn, position + 1))
+    place = len(turns) - len(found) + 1
+    return Conversation(found, system=system, tools=fields.tools(), first_place=place)
 
 
 def reply(fields: RecordFields, role: str) -> Message:
@@ -50,11 +51,13 @@ def reply(fields: RecordFields, role: str) -> Message:
     return _message(fields, value)
 
 
-def _message(fields: RecordFields, turn: Any) -> Message:
+def _message(fields: RecordFields, turn: Any, place: int = 0) -> Message:
     name = fields.turn_value(turn, str(fields.tags["role_tag"]))
     roles = {fields.tags[tag]: role for tag, role in _ROLES.items()}
     if not isinstance(name, str) or name not in roles:
-        raise BadConversation(f"unknown role {name!r}", "unknown role")
+        is_system = place > 0 and name is not None and name == fields.tags["system_tag"]
+        known = [*roles, fields.tags["system_tag"]]
+        raise bad_role(name, place, known, is_system=is_system, advice="; `tags` (in --map-keys) names others")
     return Message(roles[name], _content(fields, turn))
 
 

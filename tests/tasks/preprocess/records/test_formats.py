@@ -126,6 +126,19 @@ def test_conversations_that_cannot_be_trained_on(roles, reason):
         convert("sharegpt", _sharegpt(*roles))
 
 
+def test_openai_roles_that_cannot_stand_there():
+    def record(*roles):
+        return {"messages": [{"role": role, "content": "x"} for role in roles]}
+
+    known = "system, developer, user, assistant, tool, function, function_call"
+    with pytest.raises(UnusableRecord, match=rf"unknown role 'bot' of message 2; known are {known}$"):
+        convert("openai", record("user", "bot"))
+    with pytest.raises(UnusableRecord, match="system message that is not the first: message 3 is of 'developer'"):
+        convert("openai", record("system", "user", "developer", "assistant"))
+    with pytest.raises(UnusableRecord, match="roles out of order: message 3 is of tool|message 3 is of observation"):
+        convert("openai", record("system", "user", "tool"))
+
+
 def test_empty_prompt_cannot_be_trained_on():
     with pytest.raises(UnusableRecord, match="empty prompt"):
         convert("alpaca", {"instruction": " ", "input": "", "output": "a"})
