@@ -15,8 +15,10 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,24 +98,54 @@ def num_chars(value: Any) -> int:
     return sum(map(num_chars, value)) if isinstance(value, list) else 0
 
 
-def run_work(batches: Iterator[list[Record]], work: Work, num_workers: int) -> Iterator[Chunk]:
+def run_work(
+    batches: Iterator[list[Record]],
+    work: Work,
+    num_workers: int,
+    *,
+    starting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Chunk]:
     """Yield the chunk of each batch, in order. An error in reading is raised after what was read before it is worked
     on, so that the first mistake of the input is the one that is reported.
+
+    `starting` is entered wherever processes or threads may be started, for callers whose signal handlers raise. What is
+    raised while results are waited for ends the work at once, but for a thread's call of the tokenizer. Raises
+    UserError where a worker process is killed.
     """
     with without_threads():
         if getattr(work, "runs_in_threads", False) and num_workers <= _MOST_THREADS:
-            with ThreadPoolExecutor(num_workers) as pool:
-                yield from _in_order(batches, pool, work, num_workers)
+            pool = ThreadPoolExecutor(num_workers)
+            try:
+                yield from _in_order(batches, pool, work, num_workers, starting)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
         elif num_workers == 1:
             yield from map(work, batches)
         else:
             # Forked, so that any tokenizer works, also one that cannot be pickled.
             context = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(work,)) as pool:
-                yield from _in_order(batches, pool, _run_in_worker, num_workers)
+            with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(work,)) as processes:
+                try:
+                    yield from _in_order(batches, processes, _run_in_worker, num_workers, starting)
+                except BrokenProcessPool as error:
+                    raise UserError(
+                        "a worker process was killed, most likely because memory ran out; use fewer workers (--workers "
+                        "of preprocess_data.py, data.preprocessing_num_workers), or a machine with more memory"
+                    ) from error
+                except BaseException:
+                    # Nobody waits for what they are at.
+                    for process in list((processes._processes or {}).values()):
+                        process.terminate()
+                    raise
 
 
-def _in_order(batches: Iterator[list[Record]], pool: Executor, work: Any, num_workers: int) -> Iterator[Chunk]:
+def _in_order(
+    batches: Iterator[list[Record]],
+    pool: Executor,
+    work: Any,
+    num_workers: int,
+    starting: Callable[[], AbstractContextManager[None]],
+) -> Iterator[Chunk]:
     waiting: deque[Future[Chunk]] = deque()
     error: Exception | None = None
     try:
@@ -124,7 +156,8 @@ def _in_order(batches: Iterator[list[Record]], pool: Executor, work: Any, num_wo
                 batch, error = None, raised
             if batch is None:
                 break
-            waiting.append(pool.submit(work, batch))
+            with starting():
+                waiting.append(pool.submit(work, batch))
             # Bounded, so that memory does not grow with the input.
             if len(waiting) > 2 * num_workers:
                 yield waiting.popleft().result()

@@ -1,6 +1,7 @@
 """Work on threads and processes: the same results in the same order, bounded memory, the first mistake first."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +137,20 @@ def test_tokenizers_run_in_threads_at_once():
     for batch, chunk in zip(batches, run_work(iter(batches), work, 4), strict=True):
         encoded = backend.encode_batch([record.data["text"] for record in batch])
         assert chunk.arrays["text"].tolist() == [token for encoding in encoded for token in encoding.ids]
+
+
+class _Killed:
+    """Work whose process is killed at the second batch, as the system does it where memory runs out."""
+
+    keys = ("x",)
+
+    def __call__(self, records):
+        if records[0].line > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Chunk({"x": np.ones(1, np.int32)}, {"x": np.ones(1, np.int32)}, len(records))
+
+
+def test_a_worker_that_is_killed_is_named():
+    batches = iter([[Record(Path("a"), line, {})] for line in range(1, 9)])
+    with pytest.raises(UserError, match="a worker process was killed, most likely because memory ran out"):
+        list(run_work(batches, _Killed(), 2))

@@ -6,7 +6,9 @@ answered at once.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,6 +44,10 @@ def main(argv: Sequence[str]) -> int:
             raise
     except Terminated:
         print("ended by SIGTERM", file=sys.stderr, flush=True)
+        if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+            # The interpreter would wait for the calls of the tokenizer that they are at; nothing else is left to do.
+            sys.stdout.flush()
+            os._exit(143)
         raise
     return 0
 

@@ -147,14 +147,11 @@ def _chunks(job: Job, skip: int, part_size: int | None) -> Generator[Chunk, None
     records = itertools.islice(job.inputs.records(), skip, None)
     # Parts end where chunks end.
     batches = in_batches(records, min(BATCH_RECORDS, part_size or BATCH_RECORDS))
-    yield from run_work(batches, job.work, job.arguments.workers)
+    yield from run_work(batches, job.work, job.arguments.workers, starting=signals.deferred)
 
 
 def _showing(chunks: Iterator[Chunk], done: Summary, progress: Progress) -> Iterator[Chunk]:
-    with signals.deferred():
-        # The first one starts the processes that make them.
-        first = list(itertools.islice(chunks, 1))
-    for chunk in itertools.chain(first, chunks):
+    for chunk in chunks:
         signals.raise_received()
         done.add(chunk)
         progress.update(done)

@@ -157,6 +157,40 @@ def test_a_signal_ends_it_clean(
     _wait(lambda: _group_is_gone(process), "the end of its workers")
 
 
+ENDLESS = (
+    "import time\n"
+    "from mindspeed_llm.tasks.preprocess.command import run\n"
+    "run.BATCH_RECORDS = 5\n"
+    "from mindspeed_llm.tasks.preprocess.conversation_work import ConversationWork as Work\n"
+    "call = Work.__call__\n"
+    "def endless(self, records):\n"
+    "    if len(records) == 5:\n"
+    "        open('begun', 'w').close()\n"
+    "        time.sleep(50)\n"
+    "    return call(self, records)\n"
+    "Work.__call__ = endless\n"
+)
+THREADS = (
+    "from mindspeed_llm.tasks.preprocess.command.record_mistakes import CheckedWork\n"
+    "CheckedWork.runs_in_threads = True\n"
+)
+
+
+@pytest.mark.parametrize("workers, patch", [("1", ""), ("2", ""), ("1", THREADS), ("2", THREADS)])
+def test_a_signal_while_the_first_batch_is_worked_on(toys: Path, repository: Path, workers: str, patch: str) -> None:
+    argv = ["--input", "alpaca.jsonl", *SFT, "--output-prefix", "out/data", "--workers", workers]
+    process = started(repository, toys, *argv, patch=ENDLESS + patch)
+    _wait((toys / "begun").exists, "the first batch")
+    start = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    # Not the 50 seconds of the batch.
+    assert time.monotonic() - start < 10
+    assert process.returncode == 143 and errors == "ended by SIGTERM\n"
+    assert list((toys / "out").iterdir()) == []
+    _wait(lambda: _group_is_gone(process), "the end of its workers")
+
+
 def test_two_runs_at_once(toys: Path, repository: Path) -> None:
     argv = ["--input", "alpaca.jsonl", *SFT, "--output-prefix", "out/data"]
     process = started(repository, toys, *argv, patch=SLOW)
