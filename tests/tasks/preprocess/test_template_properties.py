@@ -237,8 +237,9 @@ STRIPS = {"gemma": True, "llama2": True, "glm4_moe": True}
 
 @pytest.mark.parametrize("name", sorted({*template_names()} - {"gpt_oss", "gpt"}))
 @settings(max_examples=8, deadline=None)
-@given(conversation=_plain(replies=_TEXTS.filter(str.strip)))
+@given(conversation=_plain(replies=_TEXTS.filter(lambda text: text.strip() and not text.startswith("\n"))))
 def test_loss_covers_the_replies_and_their_end_marks_only(name, conversation):
+    """Replies do not begin with line ends here: templates that write thoughts take these off, as their models do."""
     template = load_template(name)
     pieces = (*template.prefix.pieces, *template.system.pieces, *template.user.pieces, *template.assistant.pieces)
     tokens = [piece.name for piece in pieces if isinstance(piece, SpecialToken)]
