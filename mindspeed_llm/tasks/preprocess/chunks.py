@@ -18,8 +18,8 @@ class Chunk:
     `arrays[key]` holds all sequences of a key end to end (int32), `lengths[key]` the length of each (int32);
     `document_sizes[key]` the number of sequences of each document, for keys where it is not always one. `skipped` holds
     (reason, file:line): few reasons, whatever the records hold, with what only one record says behind its place;
-    `num_targets` counts tokens that carry loss; `empty_replies` counts records with a reply
-    without text, which teaches to say nothing.
+    `num_targets` counts tokens that carry loss; `empty_replies` counts records with a reply without text, which teaches
+    to say nothing, `equal_pairs` preference pairs whose two sides are the same tokens, which teach nothing.
     """
 
     arrays: dict[str, np.ndarray]
@@ -29,6 +29,7 @@ class Chunk:
     empty_replies: int = 0
     num_targets: int = 0
     document_sizes: dict[str, np.ndarray] = field(default_factory=dict)
+    equal_pairs: int = 0
 
     @property
     def first_lengths(self) -> np.ndarray:
@@ -61,6 +62,7 @@ class Summary:
     num_tokens: int = 0
     num_targets: int = 0
     empty_replies: int = 0
+    equal_pairs: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     first_skipped: dict[str, list[str]] = field(default_factory=dict)
     length_histogram: dict[str, int] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Summary:
         self.num_samples += len(chunk.first_lengths)
         self.num_targets += chunk.num_targets
         self.empty_replies += chunk.empty_replies
+        self.equal_pairs += chunk.equal_pairs
         for key in token_keys(tuple(chunk.lengths)):
             lengths = chunk.lengths[key]
             self.num_tokens += int(lengths.sum(dtype=np.int64))
@@ -80,7 +83,7 @@ class Summary:
 
     def add_summary(self, other: "Summary") -> None:
         """Count in what `other` says of the records that follow."""
-        for name in ("num_records", "num_samples", "num_tokens", "num_targets", "empty_replies"):
+        for name in ("num_records", "num_samples", "num_tokens", "num_targets", "empty_replies", "equal_pairs"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._count_lengths(other.length_histogram)
         for reason, count in other.skipped.items():
@@ -104,7 +107,11 @@ class Summary:
 
     def notes(self) -> list[str]:
         """What is worth a look among the records that were not skipped."""
-        return [f"{self.empty_replies} records have an empty reply"] if self.empty_replies else []
+        counts = (
+            (self.empty_replies, "records have an empty reply"),
+            (self.equal_pairs, "pairs have the same chosen and rejected reply"),
+        )
+        return [f"{count} {what}" for count, what in counts if count]
 
 
 _BUCKETS = ("0", "1", "2", *(f"{(1 << power) + 1}-{2 << power}" for power in range(1, 31)))

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mindspeed_llm.tasks.preprocess.readers import Record
 from mindspeed_llm.tasks.preprocess.record_work import RecordWork
 from mindspeed_llm.tasks.preprocess.records import Conversation, Preference, RecordLayout, to_preference
@@ -50,3 +52,6 @@ class PairwiseWork(RecordWork[Preference, tuple[list[Turn], list[Turn]]]):
 
     def has_empty_reply(self, item: Preference) -> bool:
         return any(reply.role == "assistant" and not reply.content.strip() for reply in (item.chosen, item.rejected))
+
+    def is_equal_pair(self, sample: Mapping[str, Any]) -> bool:
+        return np.array_equal(sample["chosen_input_ids"], sample["rejected_input_ids"])

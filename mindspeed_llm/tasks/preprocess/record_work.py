@@ -59,6 +59,10 @@ class RecordWork(ABC, Generic[Item, Rendered]):
         """Whether a reply has no text; such records are kept and counted."""
         return False
 
+    def is_equal_pair(self, sample: Mapping[str, Any]) -> bool:
+        """Whether the sample has two sides that are the same; such are kept and counted."""
+        return False
+
     def __call__(self, records: Sequence[Record]) -> Chunk:
         skipped: dict[int, Skipped] = {}
         samples: list[Mapping[str, Any]] = []
@@ -79,6 +83,7 @@ class RecordWork(ABC, Generic[Item, Rendered]):
             [skipped[position] for position in sorted(skipped)],
             empty_replies,
             sum(int((arrays[key] >= 0).sum()) for key in self.label_keys),
+            equal_pairs=sum(map(self.is_equal_pair, samples)),
         )
 
     def _rendered(self, records: Sequence[Record], skipped: dict[int, Skipped]) -> list[tuple[int, Item, Rendered]]:

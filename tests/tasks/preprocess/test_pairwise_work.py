@@ -3,9 +3,14 @@
 Pairs that are too long lose their earliest turns on both sides.
 """
 
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 
 from mindspeed_llm.tasks.preprocess import render
+from mindspeed_llm.tasks.preprocess.chunks import Summary
+from mindspeed_llm.tasks.preprocess.command.report import result_lines
 from tests.tasks.preprocess.pieces import R, bpe_tokenizer, run, sequences, spelled
 
 RECORD = {
@@ -80,3 +85,27 @@ def test_long_pairs_lose_the_same_turns_on_both_sides(num_left_out, missing):
         ids, labels = spelled(tokenizer, _llama3(turns, LONG_PAIR[side]))
         assert sequences(chunk, f"{side}_input_ids") == [ids[:length]]
         assert sequences(chunk, f"{side}_labels") == [labels[:length]]
+
+
+def test_pairs_without_a_difference_are_kept_and_counted():
+    """By their tokens: replies that differ may be the same once they are rendered."""
+    equal = {"instruction": "Q", "chosen": "same", "rejected": "same"}
+    listed = {"instruction": "Q", "chosen": ["a"], "rejected": ["b"]}
+    thought = {"instruction": "Q", "chosen": "<think>\nx\n</think>\n\n7", "rejected": "7"}
+    chunk = run(
+        "AlpacaStylePairwiseHandler",
+        bpe_tokenizer(),
+        equal,
+        listed,
+        thought,
+        prompt_type="qwen3",
+        enable_thinking=False,
+    )
+    assert chunk.equal_pairs == 2 and len(chunk.lengths["chosen_labels"]) == 3 and not chunk.skipped
+    summary = Summary()
+    summary.add(chunk)
+    summary.add_summary(summary)
+    assert summary.equal_pairs == 4
+    assert summary.notes() == ["4 pairs have the same chosen and rejected reply"]
+    lines = result_lines(asdict(summary), {}, Path())
+    assert any("4 have equal replies (kept)" in line for line in lines)

@@ -21,6 +21,8 @@ def result_lines(content: Mapping[str, Any], files: Mapping[str, int], folder: P
         rows.append(("", f"{_number(count)}  {reason} (first at {', '.join(content['first_skipped'][reason])})"))
     if content["empty_replies"]:
         rows.append(("empty replies", f"{_number(content['empty_replies'])} (kept)"))
+    if content.get("equal_pairs"):
+        rows.append(("equal pairs", f"{_number(content['equal_pairs'])} have equal replies (kept)"))
     if content.get("num_packs") is not None:
         rows.append(("packs", _packs(content)))
     rows.append(("tokens", _number(content["num_tokens"])))

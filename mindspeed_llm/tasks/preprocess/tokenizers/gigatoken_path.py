@@ -80,6 +80,9 @@ class GigatokenPath:
         if self._is_off:
             return None
         with self._lock:
+            if self._is_off:
+                # Another thread has found out meanwhile.
+                return None
             if self._encode is None:
                 self._seen_chars += sum(map(len, texts))
                 if self._seen_chars >= FIRST_CHARS:
@@ -100,7 +103,7 @@ class GigatokenPath:
             _check_sample(self._backend, self._encode_sample)
         except _Unfit as reason:
             self._is_off, self._encode = True, None
-            _LOG.info("tokenizing without gigatoken: %s", reason)
+            _LOG.info("the package gigatoken does not fit this tokenizer (%s); tokenizers makes the same ids", reason)
         else:
             _LOG.info("tokenizing with gigatoken")
 

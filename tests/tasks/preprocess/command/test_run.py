@@ -261,7 +261,7 @@ def test_the_common_path_loads_no_big_library(toys: Path, repository: Path) -> N
 def test_workers_that_die_are_reported(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_MOST_THREADS", 0)
     monkeypatch.setattr(engine, "_run_in_worker", _die)
-    with pytest.raises(Exception, match="terminated abruptly"):
+    with pytest.raises(UserError, match="a worker process was killed, most likely because memory ran out"):
         preprocess(*SFT, "--workers", "2")
     assert list((toys / "out").iterdir()) == []
 
@@ -270,3 +270,12 @@ def _die(records: object) -> None:
     import os
 
     os._exit(3)
+
+
+def test_an_empty_name_among_data_sets(toys: Path) -> None:
+    (toys / "dataset_info.json").write_text('{"a": {"file_name": "alpaca.jsonl"}, "b": {"file_name": "alpaca.jsonl"}}')
+    argv = ["--handler-name", "LlamaFactoryInstructionHandler", "--prompt-type", "qwen3", "--dataset-dir", "."]
+    for names in ("a,,b", ",a", "a, ,b", "a,"):
+        with pytest.raises(UserError, match=f"--input {names}: a name is empty"):
+            preprocess(*argv, source=names)
+    preprocess(*argv, source="a, b")

@@ -1,10 +1,12 @@
 """gigatoken gives the ids of `tokenizers` wherever it is used, and is left alone everywhere else."""
 
 import importlib.util
+import threading
+import time
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from mindspeed_llm.tasks.preprocess.tokenizers import gigatoken_path, hf_files
 from mindspeed_llm.tasks.preprocess.tokenizers.gigatoken_path import GigatokenPath
@@ -171,3 +173,27 @@ def test_half_a_surrogate_pair_is_a_mistake_either_way(monkeypatch):
         with pytest.raises((ValueError, TypeError)):
             RustTokenizer(backend, content_hash="").encode_flat(["half \ud800"])
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+
+def test_why_it_is_not_used_is_said_once(monkeypatch, caplog):
+    """Also where the second thread has waited for the first to find out."""
+    path = gigatoken_path.GigatokenPath(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    monkeypatch.setattr(gigatoken_path, "FIRST_CHARS", 1)
+    monkeypatch.setattr(path, "_is_off", False)
+    may_load, real = threading.Event(), path._load
+
+    def load():
+        may_load.wait(timeout=20)
+        real()
+
+    monkeypatch.setattr(path, "_load", load)
+    with caplog.at_level("INFO"):
+        threads = [threading.Thread(target=path.encode_flat, args=(["a b"], True)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        may_load.set()
+        for thread in threads:
+            thread.join(timeout=20)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "the package gigatoken does not fit this tokenizer" in message and "the same ids" in message
