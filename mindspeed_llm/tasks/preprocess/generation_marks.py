@@ -35,7 +35,8 @@ def with_marked_sources(messages: Messages) -> tuple[Messages, list[list[str]]]:
     """The messages with a mark as the text of each source; and the marks in front of each reply, at last those that no
     reply follows.
     """
-    marked, marks = [], [[]]
+    marked: Messages = []
+    marks: list[list[str]] = [[]]
     number = 0
     for message in messages:
         if message["role"] in ("user", "tool"):
