@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,30 +12,21 @@ from mindspeed_llm.errors import UserError
 _CHUNK_BYTES = 1 << 20
 # Far more than any record needs, and far less than what copying and rendering the value could not follow.
 _DEEPEST = 200
+_STRINGS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
+_BRACKETS = re.compile(r"[\[\]{}]")
 TOO_DEEP = "JSON that is nested too deeply"
 
 
 def is_too_deep(text: str) -> bool:
-    """Whether the brackets of a JSON text are nested more than 200 deep."""
+    """Whether the brackets of a text that is valid JSON are nested more than 200 deep."""
     if text.count("[") + text.count("{") <= _DEEPEST:
         return False
-    depth, in_string, is_escaped = 0, False, False
-    for char in text:
-        if in_string:
-            if is_escaped:
-                is_escaped = False
-            elif char == "\\":
-                is_escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
-            depth += 1
-            if depth > _DEEPEST:
-                return True
-        elif char in "]}":
-            depth -= 1
+    # Program text has many, all of them in strings.
+    depth = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _DEEPEST:
+            return True
     return False
 
 
