@@ -2,9 +2,8 @@
 
 import json
 import pickle
-from pathlib import Path
-
 import re
+from pathlib import Path
 
 import pytest
 

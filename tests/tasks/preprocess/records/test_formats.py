@@ -135,7 +135,7 @@ def test_openai_roles_that_cannot_stand_there():
         convert("openai", record("user", "bot"))
     with pytest.raises(UnusableRecord, match="system message that is not the first: message 3 is of 'developer'"):
         convert("openai", record("system", "user", "developer", "assistant"))
-    with pytest.raises(UnusableRecord, match="roles out of order: message 3 is of tool|message 3 is of observation"):
+    with pytest.raises(UnusableRecord, match=r"roles out of order: message 3 is of tool|message 3 is of observation"):
         convert("openai", record("system", "user", "tool"))
 
 
