@@ -30,14 +30,15 @@ from mindspeed_llm.fsdp2.train.step import OptimizerStep
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.tasks.losses.cross_entropy import shift_labels
 from tests.distributed.mutants import MUTANTS
-from tests.support.reference import Trace, collate, make_samples
+from tests.support.reference import RECIPE, Trace, collate, make_samples
 
 
 def toy_config(folder: str, **sections: dict[str, Any]) -> Config:
     """A configuration with the recipe of the parity tests; `sections` override single fields."""
     training = {
         "output_dir": str(Path(folder).parent / "output"),
-        "lr": 1e-3,
+        "lr": RECIPE["lr"],
+        "adam_epsilon": RECIPE["eps"],
         "min_lr": 0.0,
         "lr_scheduler_type": "constant",
         "warmup_ratio": 0.0,

@@ -42,6 +42,7 @@ def router_reference(folder: Path, plan: list[list[list[Samples]]]) -> tuple[Tra
         ],
         lr=RECIPE["lr"],
         betas=RECIPE["betas"],
+        eps=RECIPE["eps"],
     )
     trace, aux_losses = Trace(), []
     for of_ranks in plan:
