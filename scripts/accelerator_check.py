@@ -170,10 +170,11 @@ def toy_parity(checks: Checks) -> str:
 
 def memory_plan(checks: Checks, sequence: int) -> str:
     """The allocator's peak is near what --check announces."""
-    match = re.search(r"Memory per rank\s+([\d.]+) GiB at the peak", checks.plan(checks.model, *bf16_options(sequence)))
+    printed = checks.plan(checks.model, *bf16_options(sequence))
+    match = re.search(r"Memory per rank\s+([\d.]+) (GiB|MiB) at the peak", printed)
     if match is None:
         raise Failed("--check printed no memory estimate")
-    planned = float(match[1])
+    planned = float(match[1]) / (1 if match[2] == "GiB" else 1024)
     found = metrics(checks.folder / "bf16")[-1]["max_memory_allocated_gb"]
     text = f"planned {planned:.2f} GiB, measured {found:.2f} GiB"
     if checks.device == "cpu":

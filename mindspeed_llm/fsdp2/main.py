@@ -61,8 +61,12 @@ def main(argv: list[str]) -> int:
 
     validate_data(config)
     if invocation.check_only:
+        from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_planned_resume
         from mindspeed_llm.fsdp2.plan.report import print_plan
 
+        changes = check_planned_resume(config)
+        if changes is not None:
+            logger.warning(changes)
         if os.environ.get("RANK", "0") == "0":
             print_plan(config, world_size=world_size)
         return 0

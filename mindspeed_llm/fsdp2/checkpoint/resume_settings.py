@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
+from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint, Manifest, find_checkpoints, read_manifest
+from mindspeed_llm.fsdp2.checkpoint.resume_source import LATEST
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config, resolved_dict
 from mindspeed_llm.fsdp2.config.fields import all_fields
 from mindspeed_llm.fsdp2.config.help import shown
@@ -41,6 +43,25 @@ _WHAT_TO_DO = (
     "to train the weights further with it, start anew from the exported model (model.model_name_or_path), with another "
     "training.output_dir and without resume_from_checkpoint"
 )
+
+
+def check_planned_resume(config: Config) -> str | None:
+    """As `check_settings`, for the checkpoint that a run would resume from, which is not read itself: for --check.
+
+    Raises:
+        UserError: see `check_settings`.
+    """
+    wanted = config.training.resume_from_checkpoint
+    if wanted is None:
+        return None
+    found = [path for _, path in find_checkpoints(Path(config.training.output_dir))] if wanted == LATEST else []
+    for folder in [Path(wanted)] if wanted != LATEST else reversed(found):
+        try:
+            manifest = read_manifest(folder)
+        except DamagedCheckpoint:
+            continue
+        return check_settings(manifest, config) if manifest.has_optimizer else None
+    return None
 
 
 def check_settings(manifest: Manifest, config: Config) -> str | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
-from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_data_length, check_settings
+from mindspeed_llm.fsdp2.checkpoint.manifest import PROGRESS, Manifest, write_manifest
+from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_data_length, check_planned_resume, check_settings
 from mindspeed_llm.fsdp2.config.config import Config, resolved_dict
 from mindspeed_llm.fsdp2.config.data_config import DataConfig
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
@@ -119,3 +120,25 @@ def test_fewer_epochs_than_were_trained() -> None:
     check_length(90, max_steps=-1, num_train_epochs=0.9)
     with pytest.raises(UserError, match=r"num_train_epochs = 0\.5 takes 45 samples, but .* after 80"):
         check_length(90, max_steps=-1, num_train_epochs=0.5)
+
+
+@pytest.mark.parametrize("wanted", ["latest", "checkpoints/global_step_10"])
+def test_check_sees_what_the_run_would_refuse(tmp_path: Path, wanted: str) -> None:
+    """`--check` reads the manifest alone; a damaged one is passed over as `latest` does."""
+    folder = tmp_path / "checkpoints" / "global_step_10"
+    folder.mkdir(parents=True)
+    progress = dict.fromkeys(PROGRESS, 0)
+    files = {"a": {"size": 1, "xxh3": "0"}}
+    write_manifest(folder, replace(MANIFEST, files=files, topology={"ranks": 1}, progress=progress))
+    (tmp_path / "checkpoints" / "global_step_20").mkdir()
+
+    def planned(**training: Any) -> str | None:
+        place = wanted if wanted == "latest" else str(tmp_path / wanted)
+        return check_planned_resume(
+            changed(training={"output_dir": str(tmp_path), "resume_from_checkpoint": place, **training})
+        )
+
+    assert planned() is None
+    assert "training.lr" in (planned(lr=0.5) or "")
+    with pytest.raises(UserError, match=r"training\.max_steps = 9 lies before the checkpoint"):
+        planned(max_steps=9)
