@@ -147,11 +147,11 @@ def place(topology: Topology, layers: Sequence[int]) -> list[Chunk]:
     noops = set(topology.noop_layers)
     num_positions = len(layers) + len(noops)
     _check_noops(topology, num_positions)
-    blocks = _blocks(topology, num_positions)
+    of_stages = blocks(topology, num_positions)
     remaining = iter(layers)
     at = [None if position in noops else next(remaining) for position in range(num_positions)]
     chunks = []
-    for stage, of_stage in enumerate(blocks):
+    for stage, of_stage in enumerate(of_stages):
         for index, block in enumerate(of_stage):
             found = [(local, at[position]) for local, position in enumerate(block)]
             chunks.append(
@@ -166,8 +166,12 @@ def place(topology: Topology, layers: Sequence[int]) -> list[Chunk]:
     return chunks
 
 
-def _blocks(topology: Topology, num_positions: int) -> list[list[range]]:
-    """For each stage, the positions of each of its chunks."""
+def blocks(topology: Topology, num_positions: int) -> list[list[range]]:
+    """For each stage, the positions of each of its chunks.
+
+    Raises:
+        UserError: the numbers do not fit; says which, and a `--num-layer-list` that would.
+    """
     pp, stage_list = topology.pp, topology.num_layer_list
     if stage_list is not None:
         _check_list(topology, stage_list, num_positions)

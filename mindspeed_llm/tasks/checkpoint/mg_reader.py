@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology
+from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology, blocks
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -139,9 +139,27 @@ def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topolog
         # A first stage without such a layer shows nothing; then the arguments must say it.
         sizes[name] = says(name) if sizes[name] is None else sizes[name]
     given = {name: value for name, value in (sizes | dict(overrides)).items() if value is not None}
-    if given.get("schedules_method") is None:
-        given.setdefault("layers_per_virtual_stage", says("num_layers_per_virtual_pipeline_stage"))
-    return Topology(**given)
+    num_layers, pp = says("num_layers"), given.get("pp") or 1
+    if given.get("schedules_method") is None and "layers_per_virtual_stage" not in given:
+        virtual = says("virtual_pipeline_model_parallel_size")
+        derived = num_layers // pp // virtual if virtual and num_layers else None
+        given["layers_per_virtual_stage"] = says("num_layers_per_virtual_pipeline_stage") or derived
+    topology = Topology(**given)
+    if "noop_layers" in given or not num_layers:
+        return topology
+    return replace(topology, noop_layers=_absent_layers(directory, topology, num_layers))
+
+
+def _absent_layers(directory: MgDirectory, topology: Topology, num_positions: int) -> tuple[int, ...]:
+    """The positions of layers that no file has: upstream's converter does not write down its noop layers."""
+    absent = []
+    for stage, of_stage in enumerate(blocks(topology, num_positions)):
+        file = directory.file(Rank(0, stage, 0), topology)
+        for index, block in enumerate(of_stage):
+            keys = file.models.get(f"model{index}" if topology.is_virtual else "model", {})
+            present = {key.split(".")[2] for key in keys if key.startswith("decoder.layers.")}
+            absent += [position for local, position in enumerate(block) if str(local) not in present]
+    return tuple(absent)
 
 
 def _seen(keys: Iterable[str], *, yes: tuple[str, ...], no: tuple[str, ...]) -> bool | None:

@@ -18,8 +18,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config
 from mindspeed_llm.tasks.checkpoint.command_line import parse
 from mindspeed_llm.tasks.checkpoint.convert import Conversion, convert
+from mindspeed_llm.tasks.checkpoint.families import of_config
+from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf
+from mindspeed_llm.tasks.checkpoint.layout import Topology
+from mindspeed_llm.tasks.checkpoint.model import bind
+from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.torch_file import read_torch_file
 
 REFERENCE = (
@@ -57,6 +63,82 @@ def weights(spec: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: tensor(name, shape, dtype(name)) for name, shape in spec["hf_tensors"].items()}
 
 
+_SIZES = {
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "vocab_size": 512,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3": _SIZES
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 88,
+    },
+    "qwen25": _SIZES
+    | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 88,
+    },
+    "qwen3-moe": _SIZES
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 88,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "deepseek3": _SIZES
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "intermediate_size": 88,
+        "q_lora_rank": 20,
+        "kv_lora_rank": 14,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 12,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+    },
+}
+"""Small models, for what is not about a family; the reference files have more."""
+
+
+def toy(folder: Path, family: str, **changes: Any) -> Path:
+    """A Hugging Face directory with the tensors that the family's table says, bf16."""
+    config = CONFIGS[family] | changes
+    found = of_config(config, "config.json")
+    settings = from_hf_config(found, config, "config.json")
+    topology = Topology(mtp_num_layers=settings.get("num_nextn_predict_layers") or 0)
+    model = bind(found, settings, topology)
+    tensors = {name: tensor(name, each.shape, "BF16") for name, each in model.hf_tensors().items()}
+    for name, of in model.copies.items():
+        if name in tensors:
+            tensors[name] = tensors[of].clone()
+    return save_hf(folder, config, tensors)
+
+
+def read_hf(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a Hugging Face directory."""
+    return {name: stored.view() for name, stored in open_hf(folder).items()}
+
+
 def save_hf(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
     """Write a Hugging Face directory of one weight file."""
     folder.mkdir(parents=True)
@@ -67,15 +149,13 @@ def save_hf(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch
 
 def run(load: Path, save: Path, *flags: str, to: str = "mg", of: str = "hf") -> Conversion:
     """One conversion, as the command line would start it."""
-    return convert(
-        parse(
-            [
-                *("--load-model-type", of, "--save-model-type", to),
-                *("--load-dir", str(load), "--save-dir", str(save)),
-                *flags,
-            ]
-        )
-    )
+    return convert(request(load, save, *flags, to=to, of=of))
+
+
+def request(load: Path, save: Path, *flags: str, to: str = "mg", of: str = "hf") -> ConversionRequest:
+    """What the command line with these flags asks for."""
+    directions = ("--load-model-type", of, "--save-model-type", to)
+    return parse([*directions, "--load-dir", str(load), "--save-dir", str(save), *flags])
 
 
 def read_mg(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
