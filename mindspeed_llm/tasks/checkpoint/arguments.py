@@ -24,7 +24,7 @@ def from_hf_config(family: Family, config: Mapping[str, Any], where: str) -> dic
         if found is None and spec.required:
             raise UserError(f"{where}: {spec.hf[0]} is missing, which a {family.ids[0]} model needs")
         settings[spec.mg] = _completed(spec, value, settings)
-    return settings | family.constants
+    return settings | dict(family.constants)
 
 
 def from_megatron(family: Family, arguments: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def from_megatron(family: Family, arguments: Mapping[str, Any], where: str) -> d
             settings[spec.mg] = _default(spec, settings) if value is None else value
         else:
             settings[spec.mg] = value
-    settings |= family.constants
+    settings |= dict(family.constants)
     if "num_query_groups" in settings:
         settings["num_query_groups"] = _query_groups(arguments, settings)
     return settings

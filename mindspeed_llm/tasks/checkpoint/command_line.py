@@ -62,6 +62,9 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
     if unknown:
         raise UserError(_unknown(unknown[0], parser))
     given = vars(known)
+    # Not argparse's `required`, which would complain before a misspelt flag is named.
+    if absent := [name for name in ("load_dir", "save_dir") if given[name] is None]:
+        raise UserError(f"--{absent[0].replace('_', '-')} is missing; expected a folder")
     for name, reason in NO_EFFECT.items():
         if given[name]:
             print(f"--{name.replace('_', '-')} has no effect: {reason}")
@@ -101,10 +104,17 @@ def _parser() -> _Parser:
         return parser.add_argument_group(title).add_argument
 
     add = group("what to convert")
-    add("--load-model-type", nargs="?", default="hf", choices=("hf", "mg"), help="what is in --load-dir")
-    add("--save-model-type", nargs="?", default="mg", choices=("hf", "mg"), help="what to write to --save-dir")
-    add("--load-dir", type=Path, required=True)
-    add("--save-dir", type=Path, required=True, help="a folder that does not exist yet, or holds no weights")
+    add("--load-model-type", nargs="?", const="hf", default="hf", choices=("hf", "mg"), help="what is in --load-dir")
+    add(
+        "--save-model-type",
+        nargs="?",
+        const="mg",
+        default="mg",
+        choices=("hf", "mg"),
+        help="what to write",
+    )
+    add("--load-dir", type=Path, help="required")
+    add("--save-dir", type=Path, help="required; a folder that does not exist yet, or holds no weights")
     add("--model-type-hf", help="model family; read off config.json when left out")
     add("--hf-cfg-dir", type=Path, help="Hugging Face folder to take config.json, tokenizer and template from")
     add("--params-dtype", choices=("fp32", "fp16", "bf16"), help="change the dtype of the weights")

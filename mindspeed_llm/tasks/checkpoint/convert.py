@@ -95,6 +95,16 @@ def convert(request: ConversionRequest, *, on_bytes: Callable[[int], None] | Non
         UserError: what is asked for cannot be done; nothing is left behind.
     """
     conversion = prepare(request)
+    try:
+        _write(request, conversion, on_bytes)
+    except OSError as error:
+        raise UserError(
+            f"--save-dir {request.save_dir}: writing failed ({error.strerror or error}); nothing was left there"
+        ) from error
+    return conversion
+
+
+def _write(request: ConversionRequest, conversion: Conversion, on_bytes: Callable[[int], None] | None) -> None:
     model, plan = conversion.model, conversion.plan
     with Staging(request.save_dir, nbytes=plan.nbytes) as staging:
         if request.save_model_type == "hf":
@@ -120,7 +130,6 @@ def convert(request: ConversionRequest, *, on_bytes: Callable[[int], None] | Non
         else:
             mg_writer.write_tracker(staging.folder)
             staging.publish(last=TRACKER)
-    return conversion
 
 
 def _load_hf(request: ConversionRequest) -> Loaded:

@@ -128,7 +128,7 @@ def _slabs(box: Box, axis: int, limit: int) -> Iterator[Box]:
 def write_slab(descriptor: int, offset: int, target: Target, slab: Box, source: Source) -> int:
     """Put one slab together and write it to its place; gives the number of bytes."""
     values = assemble(target, slab, source)
-    data = memoryview(values.reshape(-1).view(torch.uint8).numpy())
+    data = values.reshape(-1).view(torch.uint8).numpy().data
     position = offset + target.dtype.itemsize * _start(target.view, slab)
     written = 0
     while written < len(data):
@@ -145,10 +145,10 @@ def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
         if clipped is None:
             continue
         for hf_box, values in source.read(name, clipped.hf_box):
-            if values.numel() == math.prod(shape) and values.dtype == target.dtype:
-                ordered = clipped.as_mg(values, len(shape))
-                if ordered.is_contiguous():
-                    return ordered
+            ordered = clipped.as_mg(values, len(shape))
+            whole_slab = ordered.numel() == math.prod(shape) and ordered.dtype == target.dtype
+            if whole_slab and ordered.is_contiguous():
+                return ordered
             if buffer is None:
                 buffer = torch.empty(shape, dtype=target.dtype)
                 if target.padding is not None:
@@ -157,8 +157,18 @@ def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
                 (start - origin, stop - origin)
                 for (start, stop), (origin, _) in zip(clipped.to_mg(hf_box), slab, strict=True)
             )
-            clipped.as_hf(take(buffer, place)).copy_(values)
+            take(buffer, place).copy_(_turned(ordered))
     return torch.zeros(shape, dtype=target.dtype) if buffer is None else buffer
+
+
+def _turned(values: torch.Tensor) -> torch.Tensor:
+    """`values`, contiguous where it is a transposed matrix: torch has a fast way to turn a contiguous matrix over into
+    a contiguous one, and is three times slower where either is part of something larger.
+    """
+    matrix = values.squeeze()
+    if matrix.dim() != 2 or matrix.stride(0) != 1:
+        return values
+    return matrix.t().contiguous().t().contiguous().view(values.shape)
 
 
 def _start(view: Sequence[int], slab: Box) -> int:

@@ -15,8 +15,12 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = path.stat().st_size
-        storage = torch.UntypedStorage.from_file(str(path), False, self.size) if self.size else torch.UntypedStorage(0)
-        self._bytes = torch.empty(0, dtype=torch.uint8).set_(storage)
+        # An empty file cannot be mapped.
+        self._bytes = (
+            torch.from_file(str(path), shared=False, size=self.size, dtype=torch.uint8)
+            if self.size
+            else torch.empty(0, dtype=torch.uint8)
+        )
 
     def head(self, start: int, count: int) -> bytes:
         """A few bytes as they are."""

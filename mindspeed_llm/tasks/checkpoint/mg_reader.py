@@ -117,7 +117,7 @@ def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topolog
     arguments = directory.arguments
     keys = list(directory.keys())
     says = arguments.get
-    sizes = {
+    sizes: dict[str, Any] = {
         "tp": says("tensor_model_parallel_size"),
         "pp": says("pipeline_model_parallel_size"),
         "ep": says("expert_model_parallel_size"),
@@ -131,14 +131,16 @@ def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topolog
             keys, yes=(".experts.weight1", ".experts.linear_fc1.weight"), no=(".local_experts.",)
         ),
         "mla_mm_split": _seen(keys, yes=(".linear_v.weight",), no=(".linear_kv_up_proj.weight",)),
-        "transformer_impl": {True: "transformer_engine", False: "local"}.get(
-            _seen(keys, yes=("linear_qkv.layer_norm_weight",), no=(".input_layernorm.weight",))
-        ),
+        "transformer_impl": _seen(keys, yes=("linear_qkv.layer_norm_weight",), no=(".input_layernorm.weight",)),
     }
+    if sizes["transformer_impl"] is not None:
+        sizes["transformer_impl"] = "transformer_engine" if sizes["transformer_impl"] else "local"
     for name in ("moe_grouped_gemm", "mla_mm_split", "transformer_impl"):
         # A first stage without such a layer shows nothing; then the arguments must say it.
         sizes[name] = says(name) if sizes[name] is None else sizes[name]
-    given = {name: value for name, value in (sizes | dict(overrides)).items() if value is not None}
+    if not arguments:
+        sizes |= _sizes_of_names(directory.rank_folders)
+    given: dict[str, Any] = {name: value for name, value in (sizes | dict(overrides)).items() if value is not None}
     num_layers, pp = says("num_layers"), given.get("pp") or 1
     if given.get("schedules_method") is None and "layers_per_virtual_stage" not in given:
         virtual = says("virtual_pipeline_model_parallel_size")
@@ -148,6 +150,12 @@ def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topolog
     if "noop_layers" in given or not num_layers:
         return topology
     return replace(topology, noop_layers=_absent_layers(directory, topology, num_layers))
+
+
+def _sizes_of_names(folders: Iterable[Path]) -> dict[str, int]:
+    """Tensor and pipeline parallel size by the names of the rank folders, of a checkpoint without arguments."""
+    numbers_of = [[int(part) for part in folder.name.removeprefix("mp_rank_").split("_")] for folder in folders]
+    return {"tp": max(n[0] for n in numbers_of) + 1, "pp": max((n[1] for n in numbers_of if n[1:]), default=0) + 1}
 
 
 def _absent_layers(directory: MgDirectory, topology: Topology, num_positions: int) -> tuple[int, ...]:

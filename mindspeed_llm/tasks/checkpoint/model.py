@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +42,7 @@ class HfTensor:
     shape: tuple[int, ...]
     view: tuple[int, ...]
     """The shape in which pieces are boxes."""
+    keep_dtype: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,8 @@ class Model:
         """The tensors that the Hugging Face checkpoint of this model has, by name and in the order of its layers."""
         found: dict[str, HfTensor] = {}
 
-        def add(source: Hf, spot: _Place, expert: int | None = None) -> None:
-            tensor = self._hf_tensor(source.name, source.shape, spot, expert)
+        def add(source: Hf, spot: _Place, expert: int | None = None, keep_dtype: bool = False) -> None:
+            tensor = replace(self._hf_tensor(source.name, source.shape, spot, expert), keep_dtype=keep_dtype)
             known = found.setdefault(tensor.name, tensor)
             assert known == tensor, f"{tensor.name} is seen in two shapes: {known.view}, {tensor.view}"
 
@@ -122,7 +124,7 @@ class Model:
                     continue
                 for source in item.sources:
                     for expert in self._experts_named_by(source):
-                        add(source, spot, expert)
+                        add(source, spot, expert, item.keep_dtype)
         for copy, spot in self._copies():
             if copy.written:
                 add(Hf(name=copy.name, shape=copy.shape), spot)
@@ -135,8 +137,6 @@ class Model:
 
     def why_absent(self, name: str) -> str | None:
         """Why a Hugging Face tensor has no place in this model; None where there is no reason, which is an error."""
-        from fnmatch import fnmatchcase
-
         for rule in self.family.dropped:
             if fnmatchcase(name, rule.pattern) and holds(rule.when, self.settings, self.topology):
                 return rule.reason

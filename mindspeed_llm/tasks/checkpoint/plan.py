@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -135,7 +135,7 @@ def plan_hf(model: Model, source: Source, *, shard_size: int, params_dtype: torc
             key=name,
             shape=tensor.shape,
             view=tensor.view,
-            dtype=params_dtype or source.dtype(name),
+            dtype=_wanted(params_dtype, tensor.keep_dtype, {source.dtype(name)}) or source.dtype(name),
             pieces=((name, identity(tensor.view)),),
         )
     shards = plan_shards({name: target.nbytes for name, target in targets.items()}, shard_size)
@@ -147,12 +147,17 @@ def _dtype(tensor: MgTensor, source: Source, wanted: torch.dtype | None) -> torc
     found = {source.dtype(name): name for name, _ in tensor.pieces}
     if not found:  # a share of the vocabulary that is all padding
         return wanted or source.dtype(next(iter(source.names())))
-    if wanted is not None and not tensor.keep_dtype and all(dtype.is_floating_point for dtype in found):
-        return wanted
+    if (dtype := _wanted(wanted, tensor.keep_dtype, set(found))) is not None:
+        return dtype
     if len(found) > 1:
         names = ", ".join(f"{name} is {str(dtype).removeprefix('torch.')}" for dtype, name in found.items())
         raise UserError(f"{tensor.key} is one tensor made of several dtypes: {names}; give --params-dtype")
     return next(iter(found))
+
+
+def _wanted(dtype: torch.dtype | None, keep: bool, found: set[torch.dtype]) -> torch.dtype | None:
+    """The dtype to change to; None where the tensor stays as it is."""
+    return dtype if not keep and all(each.is_floating_point for each in found) else None
 
 
 def _account(model: Model, source: Source, used: Mapping[str, set[Box]]) -> dict[str, str]:
@@ -182,5 +187,5 @@ def _account(model: Model, source: Source, used: Mapping[str, set[Box]]) -> dict
     return dropped
 
 
-def _boxes(padding: Box | None) -> Iterable[Box]:
+def _boxes(padding: Box | None) -> list[Box]:
     return [] if padding is None else [padding]

@@ -33,6 +33,13 @@ def test_mistakes(flags: list[str], message: str) -> None:
         parse([*FOLDERS, *flags])
 
 
+def test_folders_are_required() -> None:
+    with pytest.raises(UserError, match="--save-dir is missing"):
+        parse(["--load-dir", "a"])
+    with pytest.raises(UserError, match="did you mean --load-dir"):
+        parse(["--load-dirr", "a"])
+
+
 def test_defaults_are_upstreams() -> None:
     request = parse(FOLDERS)
     assert (request.load_model_type, request.save_model_type) == ("hf", "mg")

@@ -148,6 +148,74 @@ def test_dtype_change_spares_what_training_holds_in_fp32(tmp_path: Path) -> None
     [tensors] = toys.read_mg(tmp_path / "mg").values()
     for key, value in tensors.items():
         assert value.dtype == (torch.float32 if key.endswith("expert_bias") else torch.float16), key
+    toys.run(tmp_path / "mg", tmp_path / "back", "--params-dtype", "bf16", of="mg", to="hf")
+    for name, value in toys.read_hf(tmp_path / "back").items():
+        assert value.dtype == (torch.float32 if name.endswith("bias") else torch.bfloat16), name
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_checkpoint_around_the_weights(tmp_path: Path) -> None:
+    """What Megatron reads beside the model: the tracker, and arguments under its own names."""
+    toys.run(toys.toy(tmp_path / "hf", "qwen3"), tmp_path / "mg", TP, "2", PP, "2", NOOP, "0,5")
+    assert (tmp_path / "mg" / "latest_checkpointed_iteration.txt").read_text() == "1"
+    path = tmp_path / "mg" / "iter_0000001" / "mp_rank_01_001" / "model_optim_rng.pt"
+    content = torch.load(path, weights_only=False)
+    assert (content["checkpoint_version"], content["iteration"]) == (3.0, 1)
+    says = vars(content["args"])
+    assert says["num_layers"] == 6 and says["noop_layers"] == {0, 5}
+    assert (says["tensor_model_parallel_size"], says["pipeline_model_parallel_size"]) == (2, 2)
+    assert (says["num_query_groups"], says["kv_channels"], says["ffn_hidden_size"]) == (2, 16, 88)
+    assert says["untie_embeddings_and_output_weights"] and says["padded_vocab_size"] == 512
+    # torch's own safe loader takes it, too.
+    with torch.serialization.safe_globals([type(content["args"])]):
+        safe = torch.load(path, weights_only=True)
+    assert all(torch.equal(value, content["model"][key]) for key, value in safe["model"].items())
+
+
+def test_dense_layers_under_transformer_engine(tmp_path: Path) -> None:
+    """Both norms are parts of the linear layer behind them."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    toys.run(source, tmp_path / "mg", "--transformer-impl", "transformer_engine")
+    [tensors] = toys.read_mg(tmp_path / "mg").values()
+    hf = toys.read_hf(source)
+    for layer in range(4):
+        for key, name in (
+            ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+            ("mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"),
+        ):
+            assert torch.equal(tensors[f"decoder.layers.{layer}.{key}"], hf[f"model.layers.{layer}.{name}"])
+    assert not [key for key in tensors if key.endswith(("input_layernorm.weight", "pre_mlp_layernorm.weight"))]
+
+
+def test_whole_experts_spread_over_both_sizes(tmp_path: Path) -> None:
+    source = toys.toy(tmp_path / "hf", "qwen3-moe")
+    toys.run(source, tmp_path / "mg", TP, "2", EP, "2", "--moe-tp-extend-ep")
+    hf = toys.read_hf(source)
+    ranks = toys.read_mg(tmp_path / "mg")
+    for (tp, ep), first in {(0, 0): 0, (1, 0): 2, (0, 1): 4, (1, 1): 6}.items():
+        tensors = ranks[f"iter_0000001/mp_rank_{tp:02d}_{ep:03d}/model_optim_rng.pt"]
+        for local in range(2):
+            prefix = f"model.layers.1.mlp.experts.{first + local}."
+            expected = torch.cat([hf[f"{prefix}gate_proj.weight"], hf[f"{prefix}up_proj.weight"]])
+            key = f"decoder.layers.1.mlp.experts.local_experts.{local}.linear_fc1.weight"
+            assert torch.equal(tensors[key], expected)
+
+
+def test_checkpoint_without_arguments(tmp_path: Path) -> None:
+    """Upstream's files of Mamba 2 carry none: sizes are read off the folders, the rest off config.json."""
+    source = toys.toy(tmp_path / "hf", "mamba2")
+    toys.run(source, tmp_path / "mg", TP, "2", PP, "2", "--mamba-num-groups", "4")
+    first, last = (toys.read_mg(tmp_path / "mg")[f"iter_0000001/mp_rank_00_{n:03d}/model_optim_rng.pt"] for n in (0, 1))
+    assert {key.split(".")[2] for key in first if ".layers." in key} == {"0", "1"}
+    assert "decoder.final_norm.weight" not in first and "embedding.word_embeddings.weight" not in last
+    for path in (tmp_path / "mg").glob("*/*/*.pt"):
+        content = torch.load(path, weights_only=False)
+        del content["args"]
+        torch.save(content, path, pickle_protocol=4)
+    with pytest.raises(UserError, match="does not say of which family it is"):
+        toys.run(tmp_path / "mg", tmp_path / "back", of="mg", to="hf")
+    toys.run(tmp_path / "mg", tmp_path / "back", "--hf-cfg-dir", str(source), of="mg", to="hf")
+    expect_same_hf(source, tmp_path / "back")
 
 
 def test_parts_of_two_dtypes(tmp_path: Path) -> None:
@@ -261,7 +329,7 @@ def test_failure_leaves_nothing(to: str, tmp_path: Path, monkeypatch: pytest.Mon
         return original(*args, **kwargs)
 
     monkeypatch.setattr(fill, "write_slab", failing)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"writing failed \(No space left on device\)"):
         toys.run(source, tmp_path / "out", of=of, to=to)
     assert sorted(tmp_path.iterdir()) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("convert")]

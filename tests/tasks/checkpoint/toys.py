@@ -99,6 +99,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
     },
+    "mamba2": {
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "hidden_size": 48,
+        "num_hidden_layers": 4,
+        "vocab_size": 512,
+        "tie_word_embeddings": False,
+        "head_dim": 8,
+        "state_size": 16,
+        "n_groups": 4,
+    },
     "deepseek3": _SIZES
     | {
         "architectures": ["DeepseekV3ForCausalLM"],
