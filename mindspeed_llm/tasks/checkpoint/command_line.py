@@ -90,6 +90,9 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
         params_dtype=given["params_dtype"],
         max_shard_size=given["max_shard_size"],
         workers=given["workers"],
+        verify=given["verify"],
+        overwrite=given["overwrite"],
+        dry_run=given["dry_run"],
     )
 
 
@@ -120,6 +123,14 @@ def _parser() -> _Parser:
     add("--params-dtype", choices=("fp32", "fp16", "bf16"), help="change the dtype of the weights")
     add("--max-shard-size", type=_bytes, default=5 * 10**9, help="of a Hugging Face weight file: 5GB, 500MB, bytes")
     add("--workers", type=_positive, default=min(os.cpu_count() or 1, 8), help="threads")
+    add(
+        "--verify",
+        choices=("full", "sample", "none"),
+        default="sample",
+        help="compare the output with its source before it is published: all of it, a part of each tensor, nothing",
+    )
+    add("--overwrite", action="store_true", help="replace an earlier conversion in --save-dir")
+    add("--dry-run", action="store_true", help="print which tensor goes where, and write nothing")
     add("--debug", action="store_true", help="show tracebacks")
 
     add = group("how a Megatron checkpoint is split")

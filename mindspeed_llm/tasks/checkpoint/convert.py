@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,16 +13,20 @@ import torch
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import families, hf_writer, mg_writer
 from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, to_hf_config, to_megatron
-from mindspeed_llm.tasks.checkpoint.fill import fill
+from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.mg_reader import TRACKER, MgDirectory, topology_of
 from mindspeed_llm.tasks.checkpoint.model import Model, bind
-from mindspeed_llm.tasks.checkpoint.plan import Plan, plan_hf, plan_mg
+from mindspeed_llm.tasks.checkpoint.plan import Plan, TargetFile, plan_hf, plan_mg
+from mindspeed_llm.tasks.checkpoint.progress import Progress
+from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, hash_file, make_report, report_text
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Source, WithCopies
-from mindspeed_llm.tasks.checkpoint.staging import Staging
+from mindspeed_llm.tasks.checkpoint.staging import Staging, write_text
 from mindspeed_llm.tasks.checkpoint.tables import Family
+from mindspeed_llm.tasks.checkpoint.verify import Verified, forget_cached, verify
+from mindspeed_llm.tasks.checkpoint.write_back import WriteBack
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _HF_DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -47,6 +53,8 @@ class Conversion:
     """The output's model; for a Hugging Face output its topology has no meaning."""
     loaded: Loaded
     plan: Plan
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What was done, once it is; see `report`."""
 
 
 def load(request: ConversionRequest) -> Loaded:
@@ -85,51 +93,129 @@ def prepare(request: ConversionRequest) -> Conversion:
     return Conversion(model=model, loaded=replace(loaded, source=source), plan=plan)
 
 
-def convert(request: ConversionRequest, *, on_bytes: Callable[[int], None] | None = None) -> Conversion:
-    """Do what is asked: plan, write to a temporary folder, publish.
-
-    Args:
-        on_bytes: called with the number of bytes of each part that was written.
+def convert(request: ConversionRequest, *, progress: Progress | None = None) -> Conversion:
+    """Do what is asked: plan, write to a temporary folder, verify, publish.
 
     Raises:
-        UserError: what is asked for cannot be done; nothing is left behind.
+        UserError: what is asked for cannot be done, or the output is not what it should be; nothing is left behind.
     """
+    started = time.perf_counter(), time.process_time()
     conversion = prepare(request)
     try:
-        _write(request, conversion, on_bytes)
+        with progress or Progress(show=False) as counted:
+            report = _write(request, conversion, counted, started)
     except OSError as error:
         raise UserError(
             f"--save-dir {request.save_dir}: writing failed ({error.strerror or error}); nothing was left there"
         ) from error
-    return conversion
+    return replace(conversion, report=report)
 
 
-def _write(request: ConversionRequest, conversion: Conversion, on_bytes: Callable[[int], None] | None) -> None:
-    model, plan = conversion.model, conversion.plan
-    with Staging(request.save_dir, nbytes=plan.nbytes) as staging:
-        if request.save_model_type == "hf":
-            files = (hf_writer.lay_out(staging.folder, file) for file in plan.files)
-        else:
-            arguments = _mg_arguments(request, conversion)
-            files = (
-                mg_writer.lay_out(
-                    staging.folder,
-                    file,
-                    arguments,
-                    [chunk.key for chunk in model.chunks if file.rank is not None and chunk.stage == file.rank.pp],
-                )
-                for file in plan.files
-            )
-        fill(files, conversion.loaded.source, workers=request.workers, on_bytes=on_bytes)
-        if request.save_model_type == "hf":
-            hf_writer.write_index(staging.folder, plan)
+def _write(
+    request: ConversionRequest, conversion: Conversion, progress: Progress, started: tuple[float, float]
+) -> Mapping[str, Any]:
+    plan, to_hf = conversion.plan, request.save_model_type == "hf"
+    with Staging(request.save_dir, nbytes=plan.nbytes) as staging, WriteBack() as disk:
+        folder = staging.folder
+        progress.begin("converted", plan.nbytes)
+        hashes = fill(
+            (_lay_out(request, conversion, file, folder) for file in plan.files),
+            conversion.loaded.source,
+            write_back=disk,
+            workers=request.workers,
+            hashed=request.verify != "none",
+            on_bytes=progress.add,
+        )
+        if to_hf:
+            hf_writer.write_index(folder, plan)
             if request.hf_cfg_dir is not None:
-                hf_writer.copy_beside(request.hf_cfg_dir, staging.folder)
-            hf_writer.write_config(staging.folder, _hf_config(request, conversion))
-            staging.publish(last=hf_writer.CONFIG)
+                hf_writer.copy_beside(request.hf_cfg_dir, folder)
+            hf_writer.write_config(folder, _hf_config(request, conversion))
         else:
-            mg_writer.write_tracker(staging.folder)
-            staging.publish(last=TRACKER)
+            mg_writer.write_tracker(folder)
+        verified = _verify(request, conversion, folder, disk, progress)
+        progress.begin("waiting for the disk")
+        disk.wait()
+        progress.begin("done")
+        report = _report(request, conversion, folder, hashes, verified, progress, started)
+        write_text(folder / REPORT, report_text(report))
+        staging.publish(last=hf_writer.CONFIG if to_hf else TRACKER)
+    return report
+
+
+def _lay_out(request: ConversionRequest, conversion: Conversion, file: TargetFile, folder: Path) -> OpenFile:
+    if file.rank is None:
+        return hf_writer.lay_out(folder, file)
+    chunks = [chunk.key for chunk in conversion.model.chunks if chunk.stage == file.rank.pp]
+    return mg_writer.lay_out(folder, file, _mg_arguments(request, conversion), chunks)
+
+
+def _verify(
+    request: ConversionRequest, conversion: Conversion, folder: Path, disk: WriteBack, progress: Progress
+) -> Verified | None:
+    if request.verify == "none":
+        return None
+    model, plan = conversion.model, conversion.plan
+    full = request.verify == "full"
+    if full:
+        progress.begin("waiting for the disk")
+        disk.wait()
+        for file in plan.files:
+            forget_cached(folder / file.path)
+
+    def output() -> Source:
+        itself = ConversionRequest(
+            load_model_type=request.save_model_type,
+            save_model_type="hf",
+            load_dir=folder,
+            save_dir=request.save_dir,
+            model_type_hf=conversion.loaded.family.ids[0],
+        )
+        return WithCopies(load(itself).source, model.copies)
+
+    progress.begin("verified", plan.nbytes if full else 0)
+    return verify(
+        folder,
+        plan,
+        conversion.loaded.source,
+        output,
+        model.hf_tensors(),
+        full=full,
+        workers=request.workers,
+        on_bytes=progress.add,
+    )
+
+
+def _report(
+    request: ConversionRequest,
+    conversion: Conversion,
+    folder: Path,
+    hashes: Mapping[Path, str],
+    verified: Verified | None,
+    progress: Progress,
+    started: tuple[float, float],
+) -> dict[str, Any]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    weights = {folder / file.path for file in conversion.plan.files}
+    all_hashes = dict(hashes) | {path: hash_file(path) for path in files if path not in weights}
+    topologies = {"input": conversion.loaded.topology, "output": conversion.model.topology}
+    if request.save_model_type == "hf":
+        del topologies["output"]
+    return make_report(
+        request,
+        family=conversion.loaded.family.ids[0],
+        topology={side: topology for side, topology in topologies.items() if topology is not None},
+        plan=conversion.plan,
+        source=conversion.loaded.source,
+        hashes={str(path.relative_to(folder)): digest for path, digest in all_hashes.items()},
+        sizes={str(path.relative_to(folder)): path.stat().st_size for path in files},
+        verified=verified,
+        figures=Figures(
+            seconds=time.perf_counter() - started[0],
+            cpu_seconds=time.process_time() - started[1],
+            peak_anonymous_bytes=progress.peak_anonymous_bytes,
+        ),
+    )
 
 
 def _load_hf(request: ConversionRequest) -> Loaded:

@@ -1,28 +1,34 @@
-"""Filling the tensors of laid out files: read, rearrange, write, by slabs and on several threads.
+"""Filling the tensors of laid out files: read, rearrange, write, read back; by slabs and on several threads.
 
-A slab is a run of bytes of one target tensor. It is put together in a buffer of at most `SLAB_BYTES` from views of the
-mapped sources and written in one call, so that memory depends neither on the size of tensors nor on their number. A
-slab that is one unbroken run of its source, too, is written straight from the mapping.
+While threads fill a file, the hash of what is complete is computed behind them, from what the file gives back, and the
+disk already takes it. So neither the hash nor the disk comes on top of the time that filling takes.
 """
 
 from __future__ import annotations
 
-import math
+import hashlib
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mindspeed_llm.tasks.checkpoint.boxes import Box, shape_of, take, whole
+from mindspeed_llm.tasks.checkpoint.boxes import Box
 from mindspeed_llm.tasks.checkpoint.plan import Target
+from mindspeed_llm.tasks.checkpoint.slabs import assemble, slab_start, slabs
 from mindspeed_llm.tasks.checkpoint.sources import Source
+from mindspeed_llm.tasks.checkpoint.write_back import WriteBack
 
-SLAB_BYTES = 8 * 2**20
+_READ_BYTES = 2**20
+"""Small enough to stay in a core's cache between being read and being hashed."""
+_AHEAD_BYTES = 16 * 2**20
+"""How much of a file is complete before it is hashed, and before the disk is told to begin with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,22 +41,33 @@ class OpenFile:
 
 
 def fill(
-    files: Iterator[OpenFile], source: Source, *, workers: int, on_bytes: Callable[[int], None] | None = None
-) -> None:
-    """Write all tensors of `files`, and push each file to the disk when it is complete.
+    files: Iterator[OpenFile],
+    source: Source,
+    *,
+    write_back: WriteBack,
+    workers: int,
+    hashed: bool = True,
+    on_bytes: Callable[[int], None] | None = None,
+) -> dict[Path, str]:
+    """Write all tensors of `files`, and hand each file to `write_back` when it is complete.
 
     Args:
         files: laid out one by one, when the threads are ready for the next.
+        hashed: whether to read the files back and hash them.
         on_bytes: called with the number of bytes of each slab that was written.
+
+    Returns:
+        The SHA-256 of each file, as hexadecimal digits; empty where that is not wanted.
     """
     stop = threading.Event()
+    hashes: dict[Path, str] = {}
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="convert") as pool:
         running: deque[Future] = deque()
         try:
             for file in files:
-                state = _FileState(file, source, stop, on_bytes)
+                state = _FileState(file, source, write_back, stop, hashes if hashed else None, on_bytes)
                 running += [pool.submit(state.work) for _ in range(workers)]
-                # Two files at a time: one is filled while another is pushed to the disk.
+                # Two files at a time: while the last threads end one, the first ones begin the other.
                 while len(running) > 2 * workers or (running and running[0].done()):
                     running.popleft().result()
             while running:
@@ -58,122 +75,126 @@ def fill(
         except BaseException:
             stop.set()
             raise
+    return hashes
 
 
 class _FileState:
-    """The slabs of one file, dealt out to the threads that work on it."""
+    """The work on one file, dealt out to the threads: slabs in the order of the file, the hash behind them."""
 
     def __init__(
-        self, file: OpenFile, source: Source, stop: threading.Event, on_bytes: Callable[[int], None] | None
+        self,
+        file: OpenFile,
+        source: Source,
+        write_back: WriteBack,
+        stop: threading.Event,
+        hashes: dict[Path, str] | None,
+        on_bytes: Callable[[int], None] | None,
     ) -> None:
-        self._file, self._source, self._stop, self._on_bytes = file, source, stop, on_bytes
+        self._file, self._source, self._write_back = file, source, write_back
+        self._stop, self._hashes, self._on_bytes = stop, hashes, on_bytes
         self._lock = threading.Lock()
-        self._slabs = ((target, slab) for target in file.targets for slab in slabs(target))
+        in_order = sorted(file.targets, key=lambda target: file.offsets[target.key])
+        self._slabs = ((target, slab) for target in in_order for slab in slabs(target))
+        self._upcoming = next(self._slabs, None)
+        self._being_written: set[int] = set()
         self._descriptor: int | None = None
+        self._size = 0
         self._working = 0
         self._finished = False
+        self._digest = hashlib.sha256()
+        self._is_hashing = False
+        self._hashed_up_to = 0
+        self._begun_up_to = 0
 
     def work(self) -> None:
-        """Write slabs until none is left; the last thread to finish pushes the file to the disk."""
+        """Do what there is to do until nothing is left; the last thread hands the file on."""
         with self._lock:
             if self._finished or self._stop.is_set():
                 return
             self._working += 1
             if self._descriptor is None:
-                self._descriptor = os.open(self._file.path, os.O_WRONLY)
+                self._descriptor = os.open(self._file.path, os.O_RDWR)
+                self._size = os.fstat(self._descriptor).st_size
         try:
             while not self._stop.is_set() and (job := self._next()) is not None:
-                target, slab = job
-                count = write_slab(self._descriptor, self._file.offsets[target.key], target, slab, self._source)
-                if self._on_bytes is not None:
-                    self._on_bytes(count)
+                job()
         except BaseException:
             self._stop.set()
             raise
         finally:
-            with self._lock:
-                self._working -= 1
-                last = self._working == 0
-                self._finished |= last
-            if last:
-                if not self._stop.is_set():
-                    os.fsync(self._descriptor)
-                os.close(self._descriptor)
+            self._leave(self._descriptor)
 
-    def _next(self) -> tuple[Target, Box] | None:
+    def _leave(self, descriptor: int) -> None:
         with self._lock:
-            return next(self._slabs, None)
+            self._working -= 1
+            if self._working:
+                return
+            self._finished = True
+        if self._stop.is_set():
+            os.close(descriptor)
+            return
+        if self._hashes is not None:
+            assert self._hashed_up_to == self._size, f"{self._file.path}: {self._hashed_up_to} bytes are hashed"
+            self._hashes[self._file.path] = self._digest.hexdigest()
+        self._write_back.finish(descriptor)
+
+    def _next(self) -> Callable[[], Any] | None:
+        with self._lock:
+            complete = self._complete_up_to()
+            if self._upcoming is not None and complete - self._begun_up_to >= _AHEAD_BYTES:
+                assert self._descriptor is not None
+                self._write_back.begin(self._descriptor, self._begun_up_to, complete)
+                self._begun_up_to = complete
+            enough = _AHEAD_BYTES if self._upcoming is not None else 1
+            if self._hashes is not None and not self._is_hashing and complete - self._hashed_up_to >= enough:
+                self._is_hashing = True
+                return partial(self._hash, complete)
+            if self._upcoming is None:
+                return None
+            target, slab = self._upcoming
+            position = self._position(target, slab)
+            self._upcoming = next(self._slabs, None)
+            self._being_written.add(position)
+            return partial(self._write, target, slab, position)
+
+    def _complete_up_to(self) -> int:
+        """All bytes before this one are in the file as they will stay."""
+        if self._being_written:
+            return min(self._being_written)
+        return self._size if self._upcoming is None else self._position(*self._upcoming)
+
+    def _position(self, target: Target, slab: Box) -> int:
+        return self._file.offsets[target.key] + target.dtype.itemsize * slab_start(target.view, slab)
+
+    def _write(self, target: Target, slab: Box, position: int) -> None:
+        assert self._descriptor is not None
+        count = write_slab(self._descriptor, position, target, slab, self._source)
+        with self._lock:
+            self._being_written.remove(position)
+        if self._on_bytes is not None:
+            self._on_bytes(count)
+
+    def _hash(self, stop: int) -> None:
+        assert self._descriptor is not None
+        buffer = bytearray(_READ_BYTES)
+        at = self._hashed_up_to
+        while at < stop and not self._stop.is_set():
+            view = memoryview(buffer)[: min(stop - at, _READ_BYTES)]
+            count = os.preadv(self._descriptor, [view], at)
+            if not count:
+                raise OSError(f"{self._file.path} has become shorter while it was being written")
+            self._digest.update(view[:count])
+            at += count
+        with self._lock:
+            self._hashed_up_to = at
+            self._is_hashing = False
 
 
-def slabs(target: Target, limit: int = SLAB_BYTES) -> Iterator[Box]:
-    """Cut a tensor's view into boxes that are runs of its memory, of at most `limit` bytes (or one row)."""
-    if not target.view:
-        yield ()
-    elif math.prod(target.view):
-        yield from _slabs(whole(target.view), 0, limit // target.dtype.itemsize)
-
-
-def _slabs(box: Box, axis: int, limit: int) -> Iterator[Box]:
-    row = math.prod(shape_of(box)[axis + 1 :])
-    start, stop = box[axis]
-    if row > limit and axis + 1 < len(box):
-        for index in range(start, stop):
-            yield from _slabs((*box[:axis], (index, index + 1), *box[axis + 1 :]), axis + 1, limit)
-        return
-    step = max(limit // row, 1)
-    for begin in range(start, stop, step):
-        yield (*box[:axis], (begin, min(begin + step, stop)), *box[axis + 1 :])
-
-
-def write_slab(descriptor: int, offset: int, target: Target, slab: Box, source: Source) -> int:
+def write_slab(descriptor: int, position: int, target: Target, slab: Box, source: Source) -> int:
     """Put one slab together and write it to its place; gives the number of bytes."""
     values = assemble(target, slab, source)
     data = values.reshape(-1).view(torch.uint8).numpy().data
-    position = offset + target.dtype.itemsize * _start(target.view, slab)
     written = 0
     while written < len(data):
         written += os.pwrite(descriptor, data[written:], position + written)
     return len(data)
-
-
-def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
-    """The values of one slab, contiguous: a view of the source where that is possible."""
-    buffer: torch.Tensor | None = None
-    shape = shape_of(slab)
-    for name, piece in target.pieces:
-        clipped = piece.clip_mg(slab)
-        if clipped is None:
-            continue
-        for hf_box, values in source.read(name, clipped.hf_box):
-            ordered = clipped.as_mg(values, len(shape))
-            whole_slab = ordered.numel() == math.prod(shape) and ordered.dtype == target.dtype
-            if whole_slab and ordered.is_contiguous():
-                return ordered
-            if buffer is None:
-                buffer = torch.empty(shape, dtype=target.dtype)
-                if target.padding is not None:
-                    buffer.zero_()
-            place = tuple(
-                (start - origin, stop - origin)
-                for (start, stop), (origin, _) in zip(clipped.to_mg(hf_box), slab, strict=True)
-            )
-            take(buffer, place).copy_(_turned(ordered))
-    return torch.zeros(shape, dtype=target.dtype) if buffer is None else buffer
-
-
-def _turned(values: torch.Tensor) -> torch.Tensor:
-    """`values`, contiguous where it is a transposed matrix: torch has a fast way to turn a contiguous matrix over into
-    a contiguous one, and is three times slower where either is part of something larger.
-    """
-    matrix = values.squeeze()
-    if matrix.dim() != 2 or matrix.stride(0) != 1:
-        return values
-    return matrix.t().contiguous().t().contiguous().view(values.shape)
-
-
-def _start(view: Sequence[int], slab: Box) -> int:
-    """The row-major index of a slab's first element."""
-    index = 0
-    for size, (start, _) in zip(view, slab, strict=True):
-        index = index * size + start
-    return index

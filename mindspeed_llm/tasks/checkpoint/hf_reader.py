@@ -66,7 +66,7 @@ def open_hf(folder: Path, prefixes: Mapping[str, str] | None = None) -> dict[str
     """
     tensors: dict[str, StoredHf] = {}
     for path in _weight_files(folder):
-        for found, tensor in _open_file(path).items():
+        for found, tensor in open_weight_file(path).items():
             name = _renamed(found, prefixes or {})
             if name in tensors:
                 raise UserError(
@@ -112,7 +112,12 @@ def _indexed(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _open_file(path: Path) -> dict[str, StoredHf]:
+def open_weight_file(path: Path) -> dict[str, StoredHf]:
+    """The tensors of one weight file by the names in it; reads its header only.
+
+    Raises:
+        UserError: it is cut off or damaged.
+    """
     if path.suffix == ".safetensors":
         return _open_safetensors(path)
     content = read_torch_file(path)

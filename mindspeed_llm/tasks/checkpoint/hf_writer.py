@@ -28,7 +28,7 @@ _BESIDE_WEIGHTS = (
     "configuration_*.py",
     "modeling_*.py",
 )
-_NOT_COPIED = ("*.index.json", CONFIG)
+_NOT_COPIED = ("*.index.json", CONFIG, "conversion_report.json")
 
 
 def lay_out(folder: Path, file: TargetFile) -> OpenFile:

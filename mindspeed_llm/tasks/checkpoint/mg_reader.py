@@ -62,7 +62,7 @@ class MgDirectory:
     def _open(self, folder: Path) -> RankFile:
         path = folder / RANK_FILE
         if path not in self._files:
-            self._files[path] = _read(path)
+            self._files[path] = open_rank_file(path)
         return self._files[path]
 
     def keys(self) -> Iterable[str]:
@@ -88,7 +88,12 @@ def _iteration_folder(folder: Path) -> Path:
     return found
 
 
-def _read(path: Path) -> RankFile:
+def open_rank_file(path: Path) -> RankFile:
+    """The models and the arguments of one rank file; reads no values.
+
+    Raises:
+        UserError: it is damaged, or holds no model.
+    """
     content = read_torch_file(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds a {type(content).__name__}; expected the state of a Megatron model")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.boxes import Box, Piece, gap, identity
+from mindspeed_llm.tasks.checkpoint.boxes import Box, Piece, gap, identity, whole
 from mindspeed_llm.tasks.checkpoint.layout import Rank, ranks
 from mindspeed_llm.tasks.checkpoint.mg_reader import RANK_FILE
 from mindspeed_llm.tasks.checkpoint.model import MgTensor, Model
@@ -140,7 +140,8 @@ def plan_hf(model: Model, source: Source, *, shard_size: int, params_dtype: torc
         )
     shards = plan_shards({name: target.nbytes for name, target in targets.items()}, shard_size)
     files = [TargetFile(path=file, targets=[targets[name] for name in names]) for file, names in shards.files]
-    return Plan(files=files, taken=set(targets))
+    dropped = _account(model, source, {name: {whole(target.view)} for name, target in targets.items()})
+    return Plan(files=files, taken=set(targets), dropped=dropped)
 
 
 def _dtype(tensor: MgTensor, source: Source, wanted: torch.dtype | None) -> torch.dtype:

@@ -40,3 +40,9 @@ class ConversionRequest:
     """Bytes per Hugging Face weight file."""
     workers: int = 2
     """Threads."""
+    verify: str = "sample"
+    """full, sample or none: how much of the output is compared with the source before it is published."""
+    overwrite: bool = False
+    """Replace an earlier conversion in `save_dir`."""
+    dry_run: bool = False
+    """Only say what would be written."""

@@ -29,10 +29,15 @@ class Fragment:
     box: Box
     file: str
     key: str
+    shape: tuple[int, ...]
+    """Of the tensor that has it."""
 
 
 class Source(Protocol):
-    """The tensors of a model under their Hugging Face names."""
+    """The tensors of a model under their Hugging Face names.
+
+    The value of an element does not depend on the box that it is read with: verification reads other boxes.
+    """
 
     def names(self) -> set[str]:
         """The tensors that can be read."""
@@ -77,7 +82,8 @@ class HfSource:
 
     def fragments(self, name: str, box: Box) -> Iterator[Fragment]:
         """See `Source`."""
-        yield Fragment(box=box, file=self._stored[name].file.name, key=name)
+        stored = self._stored[name]
+        yield Fragment(box=box, file=stored.file.name, key=name, shape=stored.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ class MgSource:
         for located in self._at[name]:
             shared = intersect(located.piece.hf_box, box)
             if shared is not None:
-                yield Fragment(box=shared, file=located.file, key=located.key)
+                yield Fragment(box=shared, file=located.file, key=located.key, shape=located.tensor.shape)
 
 
 def _rank_tensors(directory: MgDirectory, model: Model, rank: Rank) -> Iterator[tuple[MgTensor, StoredTensor, str]]:

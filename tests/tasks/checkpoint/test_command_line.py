@@ -70,7 +70,7 @@ def test_command(repository: Path, tmp_path: Path) -> None:
     assert "Traceback" not in refused.stderr
     done = run("--target-pipeline-parallel-size", "2", "--model-type-hf", "qwen3")
     assert done.returncode == 0, done.stderr
-    assert "to 2 files" in done.stdout and (tmp_path / "mg" / "iter_0000001" / "mp_rank_00_001").is_dir()
+    assert "2 weight files" in done.stdout and (tmp_path / "mg" / "iter_0000001" / "mp_rank_00_001").is_dir()
 
 
 def test_a_typo_is_answered_without_torch() -> None:
