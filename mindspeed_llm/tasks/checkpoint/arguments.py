@@ -1,29 +1,32 @@
 """Settings of a model: from config.json, from the arguments that a Megatron checkpoint carries, and back to either.
 
-Settings go by the names of Megatron's arguments. A family's table says which key of config.json each one is.
+Settings go by the names of Megatron's arguments; the Megatron backend takes its own from them. A family's table says
+which keys of config.json each one is, see `fields`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.tables import Family, Field
+from mindspeed_llm.tasks.checkpoint.fields import Field
+from mindspeed_llm.tasks.checkpoint.tables import Family
+
+# Keys of config.json that hold one element for each layer, whatever the family.
+_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
+# What the configuration of a model with images says for its language model, too.
+_OF_ALL_PARTS = ("torch_dtype", "dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def from_hf_config(family: Family, config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings that a config.json says.
 
     Raises:
-        UserError: a key that the family needs is missing; names it and `where` it was looked for.
+        UserError: a key that the family needs is missing, or has an unknown value; names it and `where` it was found.
     """
     settings: dict[str, Any] = {}
     for spec in family.fields:
-        found, value = _first(config, spec.hf)
-        if found is None and spec.required:
-            raise UserError(f"{where}: {spec.hf[0]} is missing, which a {family.ids[0]} model needs")
-        settings[spec.mg] = _completed(spec, value, settings)
+        settings |= spec.from_hf(config, settings, where)
     return settings | dict(family.constants)
 
 
@@ -38,19 +41,7 @@ def from_megatron(family: Family, arguments: Mapping[str, Any], where: str) -> d
     """
     settings: dict[str, Any] = {}
     for spec in family.fields:
-        value = next((arguments[name] for name in (spec.mg, *spec.also) if arguments.get(name) is not None), None)
-        if value is None:
-            found, value = _first(arguments, spec.hf)
-            if found is not None and spec.negated:
-                value = not value
-            if found is None and spec.required:
-                raise UserError(
-                    f"{where}: the checkpoint's arguments do not say {spec.mg}; give --hf-cfg-dir, the folder of the "
-                    "model's config.json"
-                )
-            settings[spec.mg] = _default(spec, settings) if value is None else value
-        else:
-            settings[spec.mg] = value
+        settings |= spec.from_megatron(arguments, settings, where)
     settings |= dict(family.constants)
     if "num_query_groups" in settings:
         settings["num_query_groups"] = _query_groups(arguments, settings)
@@ -58,45 +49,53 @@ def from_megatron(family: Family, arguments: Mapping[str, Any], where: str) -> d
 
 
 def to_hf_config(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json that says these settings: what the table knows, which is what shapes the tensors and more."""
+    """A config.json that says these settings, such that transformers computes the same with it."""
     config: dict[str, Any] = {"architectures": [family.architectures[0]], "model_type": family.model_type}
     for spec in family.fields:
-        value = settings.get(spec.mg)
-        if not spec.hf or value is None:
-            continue
-        *path, last = spec.hf[0].split(".")
-        into = config
-        for name in path:
-            into = into.setdefault(name, {})
-        into[last] = (not value) if spec.negated else value
+        config |= spec.to_hf(settings)
     return config
 
 
 def to_megatron(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a Megatron checkpoint carries: the settings, and keys of config.json that they do not hide."""
     plain = {name: value for name, value in config.items() if isinstance(value, str | int | float | bool | list)}
-    given = {name: value for name, value in settings.items() if value is not None}
-    return plain | given | {"add_position_embedding": True, "swiglu": True}
+    given = dict(settings)
+    if "num_query_groups" in settings:
+        given["group_query_attention"] = settings["num_query_groups"] != settings["num_attention_heads"]
+    return plain | {"add_bias_linear": False, "swiglu": False} | given | {"add_position_embedding": True}
 
 
-def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str | None, Any]:
-    for key in keys:
-        value: Any = config
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            return key, value
-    return None, None
+def of_layers(family: Family, settings: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
+    """The settings of a model that has only these layers of it, in order."""
+    total = settings["num_layers"]
+    lists = [spec.mg for spec in family.fields if isinstance(spec, Field) and spec.per_layer]
+    return (
+        dict(settings)
+        | {"num_layers": len(layers)}
+        | {name: _of_layers(settings[name], layers, total) for name in lists if settings.get(name) is not None}
+    )
 
 
-def _completed(spec: Field, value: Any, settings: Mapping[str, Any]) -> Any:
-    if value is None:
-        return _default(spec, settings)
-    return (not value) if spec.negated else value
+def config_of_layers(family: Family, config: Mapping[str, Any], layers: Sequence[int], total: int) -> dict[str, Any]:
+    """The config.json of a model that has only these of `total` layers."""
+    key = next(
+        key for spec in family.fields if spec.names() == ("num_layers",) for key in spec.to_hf({"num_layers": 0})
+    )
+    lists = {name: _of_layers(config[name], layers, total) for name in _PER_LAYER if config.get(name) is not None}
+    return dict(config) | {key: len(layers)} | lists
 
 
-def _default(spec: Field, settings: Mapping[str, Any]) -> Any:
-    return spec.default(settings) if callable(spec.default) else spec.default
+def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model; all of it, where there is no other part."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return config
+    return {key: config[key] for key in _OF_ALL_PARTS if key in config} | dict(text)
+
+
+def _of_layers(values: Sequence[Any], layers: Sequence[int], total: int) -> list[Any]:
+    """The elements of these layers, and those of MTP layers behind them."""
+    return [values[layer] for layer in layers if layer < len(values)] + list(values[total:])
 
 
 def _query_groups(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> int:

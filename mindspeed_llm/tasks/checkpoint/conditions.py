@@ -21,8 +21,11 @@ def is_moe(settings: Settings, layer: int) -> bool:
         return False
     if layer < (settings.get("first_k_dense_replace") or 0) or layer in (settings.get("mlp_only_layers") or ()):
         return False
+    frequency = settings.get("moe_layer_freq") or 1
+    if isinstance(frequency, list):
+        return bool(frequency[layer])
     # Two ways to say "every n-th layer", which count from different ends.
-    if layer % (settings.get("moe_layer_freq") or 1):
+    if layer % frequency:
         return False
     return (layer + 1) % (settings.get("decoder_sparse_step") or 1) == 0
 
@@ -33,10 +36,19 @@ def is_full_attention(settings: Settings, layer: int) -> bool:
     return not interval or (layer + 1) % interval == 0
 
 
+def has_indexer(settings: Settings, layer: int) -> bool:
+    """Whether a layer has a sparse indexer of its own; others share the one of a layer before. MTP layers that the list
+    of kinds does not reach have one.
+    """
+    kinds = settings.get("indexer_types") or ()
+    return bool(settings.get("enable_dsa_indexer")) and (layer >= len(kinds) or kinds[layer] == "full")
+
+
 LAYER_WORDS: dict[str, Callable[[Settings, int], bool]] = {
     "moe": is_moe,
     "dense": lambda settings, layer: not is_moe(settings, layer),
     "full_attention": is_full_attention,
+    "indexer": has_indexer,
 }
 STORAGE_WORDS: dict[str, Callable[[Settings, Topology], bool]] = {
     "grouped": lambda _, topology: topology.moe_grouped_gemm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,15 @@ import torch
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import families, hf_writer, mg_writer
-from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, to_hf_config, to_megatron
+from mindspeed_llm.tasks.checkpoint.arguments import (
+    config_of_layers,
+    from_hf_config,
+    from_megatron,
+    language_model,
+    of_layers,
+    to_hf_config,
+    to_megatron,
+)
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
 from mindspeed_llm.tasks.checkpoint.layout import Topology
@@ -39,7 +48,7 @@ class Loaded:
     family: Family
     settings: Mapping[str, Any]
     config: Mapping[str, Any]
-    """config.json where there is one, else what can be said of it."""
+    """config.json where there is one; empty for a Megatron checkpoint that was given none."""
     source: Source
     topology: Topology | None = None
     """Of a Megatron source."""
@@ -221,7 +230,7 @@ def _report(
 def _load_hf(request: ConversionRequest) -> Loaded:
     if not request.load_dir.is_dir():
         raise UserError(f"--load-dir {request.load_dir}: expected a folder with a Hugging Face model")
-    config = read_config(request.load_dir)
+    config = language_model(read_config(request.load_dir))
     where = str(request.load_dir / "config.json")
     family = families.of_config(config, where, requested=request.model_type_hf)
     settings = from_hf_config(family, config, where)
@@ -247,7 +256,7 @@ def _load_mg(request: ConversionRequest) -> Loaded:
     topology = topology_of(directory, request.loaded)
     config: Mapping[str, Any] = {}
     if request.hf_cfg_dir is not None:
-        config = read_config(request.hf_cfg_dir)
+        config = language_model(read_config(request.hf_cfg_dir))
         where = str(request.hf_cfg_dir / "config.json")
         family = families.of_config(config, where, requested=request.model_type_hf)
         settings = from_hf_config(family, config, where)
@@ -271,7 +280,7 @@ def _load_mg(request: ConversionRequest) -> Loaded:
     return Loaded(
         family=family,
         settings=settings,
-        config=config or to_hf_config(family, settings),
+        config=config,
         source=MgSource(directory, model),
         topology=topology,
     )
@@ -302,20 +311,39 @@ def _target_topology(request: ConversionRequest, loaded: Loaded) -> Topology:
 
 def _mg_arguments(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:
     model, loaded = conversion.model, conversion.loaded
-    settings = dict(loaded.settings)
-    if settings.get("num_experts") and request.first_k_dense_replace is not None:
-        settings["first_k_dense_replace"] = request.first_k_dense_replace
     return (
-        to_megatron(settings, loaded.config)
+        to_megatron(_settings(request, conversion), loaded.config)
         | mg_writer.topology_arguments(model.topology, len(model.layers), model.padded_vocab_size)
         | {"model_type_hf": loaded.family.ids[0], "iteration": mg_writer.ITERATION}
     )
 
 
 def _hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:
-    config = dict(conversion.loaded.config)
-    config["num_hidden_layers"] = len(conversion.model.layers)
+    loaded, layers = conversion.loaded, conversion.model.layers
+    if loaded.config:
+        config = config_of_layers(loaded.family, loaded.config, layers, loaded.settings["num_layers"])
+    else:
+        config = to_hf_config(loaded.family, _settings(request, conversion))
+        config["dtype"] = _most_common_dtype(conversion.plan)
     if request.params_dtype is not None:
         # transformers 5 writes dtype, older ones torch_dtype.
         config["torch_dtype" if "torch_dtype" in config else "dtype"] = _HF_DTYPE_NAMES[request.params_dtype]
     return config
+
+
+def _settings(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:
+    """The settings of the output, which may have fewer layers than the source."""
+    settings = of_layers(conversion.loaded.family, conversion.loaded.settings, conversion.model.layers)
+    if settings.get("num_experts") and request.first_k_dense_replace is not None:
+        settings["first_k_dense_replace"] = request.first_k_dense_replace
+    if request.save_model_type == "hf" and conversion.loaded.family.mtp:
+        settings["num_nextn_predict_layers"] = conversion.model.topology.mtp_num_layers
+    return settings
+
+
+def _most_common_dtype(plan: Plan) -> str:
+    bytes_of: Counter[str] = Counter()
+    for file in plan.files:
+        for target in file.targets:
+            bytes_of[str(target.dtype).removeprefix("torch.")] += target.nbytes
+    return bytes_of.most_common(1)[0][0]

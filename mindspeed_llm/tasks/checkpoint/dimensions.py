@@ -31,6 +31,8 @@ WORDS: dict[str, Callable[[Settings], int]] = {
     "nope_value": lambda s: s["qk_head_dim"] + s["v_head_dim"],
     "latent_query": lambda s: s["num_attention_heads"] * (s["qk_head_dim"] + s["qk_pos_emb_head_dim"]),
     "latent_output": lambda s: s["num_attention_heads"] * s["v_head_dim"],
+    "index_heads": lambda s: s["index_n_heads"],
+    "index_dim": lambda s: s["index_head_dim"],
     "two_hidden": lambda s: 2 * s["hidden_size"],
 }
 

@@ -31,7 +31,7 @@ from mindspeed_llm.tasks.checkpoint.layout import (
     place,
 )
 from mindspeed_llm.tasks.checkpoint.rules import Part, Placed, Share
-from mindspeed_llm.tasks.checkpoint.tables import Copy, Entry, Family, Hf
+from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Family, Hf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class Model:
     def why_absent(self, name: str) -> str | None:
         """Why a Hugging Face tensor has no place in this model; None where there is no reason, which is an error."""
         for rule in self.family.dropped:
-            if fnmatchcase(name, rule.pattern) and holds(rule.when, self.settings, self.topology):
+            if holds(rule.when, self.settings, self.topology) and self._matches(name, rule):
                 return rule.reason
         if name in self.copies:
             return f"a copy of {self.copies[name]}"
@@ -164,6 +164,9 @@ class Model:
                     f"{self.family.ids[0]}: {limit.attribute.upper()} {getattr(topology, limit.attribute)} is not "
                     f"possible, at most {limit.most}: {limit.reason}"
                 )
+        for refused in self.family.refused:
+            if holds(refused.when, settings, topology):
+                raise UserError(f"{self.family.ids[0]}: {refused.flags} is not possible: {refused.reason}")
         heads = settings.get("num_attention_heads")
         if heads and heads % topology.tp:
             raise UserError(
@@ -242,6 +245,12 @@ class Model:
     def _name(self, name: str, spot: _Place, expert: int | None = None) -> str:
         return spot.hf_prefix + name.format(expert=expert, **spot.numbers)
 
+    def _matches(self, name: str, rule: Dropped) -> bool:
+        if rule.numbers is None:
+            return fnmatchcase(name, rule.pattern)
+        start, stop = (self._size(word) for word in rule.numbers)
+        return any(fnmatchcase(name, rule.pattern.format(number=number)) for number in range(start, stop))
+
     def _size(self, word: str) -> int:
         return dimensions.value(word, self.settings, self.family.dimensions)
 
@@ -304,8 +313,10 @@ class Model:
 
 
 def _ranks(dims: list[int]) -> tuple[int, ...]:
-    """Dimension numbers without gaps: those that a selection removed do not exist on the other side."""
-    order = sorted(set(dims))
+    """Dimension numbers of the other side, which has its dimensions in the order in which a rule wants them, and none
+    that a selection removed.
+    """
+    order = list(dict.fromkeys(dims))
     return tuple(order.index(dim) for dim in dims)
 
 

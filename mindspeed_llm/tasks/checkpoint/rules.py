@@ -132,18 +132,19 @@ COLUMNS = Joined(split=1)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Rows of an embedding, padded with zeros at the end to `padded_vocab_size` and then cut."""
+    """Rows of an embedding (elements of a bias), padded with zeros at the end to `padded_vocab_size` and then cut."""
 
     def place(self, parts: Sequence[Part], share: Share) -> Placed:
         """See `Rule`."""
         [part] = parts
-        size, hidden = part.shape
+        size, *rest = part.shape
         rows = share.padded_vocab_size // share.count
         first, last = share.index * rows, (share.index + 1) * rows
         real = max(min(last, size) - first, 0)
-        pieces = ((part.name, part.piece({0: (first, first + real)}, to=(0, 1), start=(0, 0))),) if real else ()
-        padding = ((real, rows), (0, hidden)) if real < rows else None
-        return Placed(shape=(rows, hidden), view=(rows, hidden), pieces=pieces, padding=padding)
+        axes, start = range(len(part.shape)), (0,) * len(part.shape)
+        pieces = ((part.name, part.piece({0: (first, first + real)}, to=axes, start=start)),) if real else ()
+        padding = ((real, rows), *((0, length) for length in rest)) if real < rows else None
+        return Placed(shape=(rows, *rest), view=(rows, *rest), pieces=pieces, padding=padding)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindspeed_llm.tasks.checkpoint.fields import Settings, Spec
 from mindspeed_llm.tasks.checkpoint.rules import Rule
 
-Settings = Mapping[str, Any]
-"""What a model is, by the names of Megatron's arguments (see `arguments`)."""
 Select = Mapping[int, int | str | tuple[str, str]]
 """Axis of a view -> the one index to take (a number, or "expert"), or the (start, stop) to take, in words."""
 
@@ -86,22 +85,8 @@ class Dropped:
     """A glob over whole names."""
     reason: str
     when: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Field:
-    """A setting: the name of Megatron's argument and the key of config.json."""
-
-    mg: str
-    hf: tuple[str, ...] = ()
-    """The first that is present counts; a dot goes into a nested object. mg -> hf writes the first."""
-    default: Any = None
-    """For a config.json that leaves it out: a value, or a function of the settings read so far."""
-    required: bool = False
-    negated: bool = False
-    """Megatron's flag says the opposite."""
-    also: tuple[str, ...] = ()
-    """Other names under which arguments of checkpoints carry it."""
+    numbers: tuple[str, str] | None = None
+    """(start, stop) in words: the pattern once for each number between, in the place of `{number}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +100,18 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A way to store a model's parameters that no training model of the family has."""
+
+    when: str
+    """The conditions under which it is refused, see `conditions`."""
+    flags: str
+    """What the user asked for."""
+    reason: str
+    """And what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Everything that conversion knows about one model family."""
 
@@ -124,7 +121,11 @@ class Family:
     """What config.json may say in `architectures`; the first is written."""
     model_type: str
     """`model_type` of config.json."""
-    fields: tuple[Field, ...]
+    models: str
+    """Which models these are, for people."""
+    fields: tuple[Spec, ...]
+    no_class: str = ""
+    """Why transformers cannot load it without code of its own; empty where it has a class."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Settings that config.json does not say because the architecture has them always."""
     dimensions: Mapping[str, Callable[[Settings], int]] = field(default_factory=dict)
@@ -143,6 +144,7 @@ class Family:
     """Per MTP layer, relative to its prefix; `of` is a whole name."""
     dropped: tuple[Dropped, ...] = ()
     limits: tuple[Limit, ...] = ()
+    refused: tuple[Refused, ...] = ()
     layer_prefix: str = "model.layers.{layer}."
     mtp_prefix: str = "model.layers.{layer}."
     """Of MTP layer `{mtp}`; `{layer}` is the number of layers plus `{mtp}`."""

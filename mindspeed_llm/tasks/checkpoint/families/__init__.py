@@ -9,19 +9,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.families.deepseek import DEEPSEEK2_LITE, DEEPSEEK3
-from mindspeed_llm.tasks.checkpoint.families.gemma import GEMMA2
-from mindspeed_llm.tasks.checkpoint.families.glm import GLM45
-from mindspeed_llm.tasks.checkpoint.families.llama import LLAMA
+from mindspeed_llm.tasks.checkpoint.families.bailing import BAILING
+from mindspeed_llm.tasks.checkpoint.families.deepseek import DEEPSEEK2_LITE, DEEPSEEK3, DEEPSEEK32
+from mindspeed_llm.tasks.checkpoint.families.gemma import GEMMA2, GEMMA3
+from mindspeed_llm.tasks.checkpoint.families.glm import GLM4, GLM5, GLM45
+from mindspeed_llm.tasks.checkpoint.families.gpt_oss import GPT_OSS
+from mindspeed_llm.tasks.checkpoint.families.hunyuan import HUNYUAN3
+from mindspeed_llm.tasks.checkpoint.families.llama import INTERNLM3, LLAMA, SEED_OSS
+from mindspeed_llm.tasks.checkpoint.families.longcat import LONGCAT
 from mindspeed_llm.tasks.checkpoint.families.mamba import MAMBA2
 from mindspeed_llm.tasks.checkpoint.families.minimax import MINIMAX_M2
-from mindspeed_llm.tasks.checkpoint.families.phi import PHI35
+from mindspeed_llm.tasks.checkpoint.families.mistral import MISTRAL, MIXTRAL
+from mindspeed_llm.tasks.checkpoint.families.phi import PHI35, PHI35_MOE
+from mindspeed_llm.tasks.checkpoint.families.plm import PLM
 from mindspeed_llm.tasks.checkpoint.families.qwen import QWEN2_MOE, QWEN3, QWEN3_MOE, QWEN25
 from mindspeed_llm.tasks.checkpoint.families.qwen3_next import QWEN3_NEXT
 from mindspeed_llm.tasks.checkpoint.tables import Family
 
 FAMILIES: tuple[Family, ...] = (
     LLAMA,
+    MISTRAL,
+    MIXTRAL,
     QWEN25,
     QWEN3,
     QWEN2_MOE,
@@ -29,10 +37,22 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_NEXT,
     DEEPSEEK2_LITE,
     DEEPSEEK3,
+    DEEPSEEK32,
+    GLM4,
     GLM45,
+    GLM5,
     GEMMA2,
+    GEMMA3,
     PHI35,
+    PHI35_MOE,
+    GPT_OSS,
+    SEED_OSS,
+    INTERNLM3,
     MINIMAX_M2,
+    BAILING,
+    HUNYUAN3,
+    LONGCAT,
+    PLM,
     MAMBA2,
 )
 
@@ -61,8 +81,10 @@ def of_config(config: Mapping[str, Any], where: str, *, requested: str | None = 
         UserError: it belongs to none, or to another one than was requested.
     """
     architectures = config.get("architectures") or []
-    found = [f for f in FAMILIES if set(f.architectures) & set(architectures)]
-    found = found or [f for f in FAMILIES if f.model_type == config.get("model_type")]
+    by_class = [f for f in FAMILIES if set(f.architectures) & set(architectures)]
+    by_type = [f for f in FAMILIES if f.model_type == config.get("model_type")]
+    # Some model types run on the class of another family; and code that models bring may use any type.
+    found = [f for f in by_class if f in by_type] or by_type or by_class
     if requested is not None:
         family = by_id(requested)
         if (architectures or config.get("model_type")) and family not in found:

@@ -11,74 +11,20 @@ from mindspeed_llm.tasks.checkpoint.rules import (
     GroupedQkv,
     Vocabulary,
 )
-from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Field, Hf, entry, hf
-
-# Settings
-
-SIZES = (
-    Field(mg="num_layers", hf=("num_hidden_layers",), required=True),
-    Field(mg="hidden_size", hf=("hidden_size",), required=True),
-    Field(mg="vocab_size", hf=("vocab_size",), required=True),
-    Field(mg="max_position_embeddings", hf=("max_position_embeddings",)),
-    Field(
-        mg="untie_embeddings_and_output_weights",
-        hf=("tie_word_embeddings",),
-        negated=True,
-        default=True,
-    ),
-)
-NORM = (Field(mg="norm_epsilon", hf=("rms_norm_eps",), default=1e-6),)
-ROTARY = (Field(mg="rotary_base", hf=("rope_theta", "rope_parameters.rope_theta"), default=10000.0),)
-HEADS = (
-    Field(mg="num_attention_heads", hf=("num_attention_heads",), required=True),
-    Field(mg="num_query_groups", hf=("num_key_value_heads",), default=lambda s: s["num_attention_heads"]),
-    Field(mg="kv_channels", hf=("head_dim",), default=lambda s: s["hidden_size"] // s["num_attention_heads"]),
-)
-MLP = (Field(mg="ffn_hidden_size", hf=("intermediate_size",), required=True),)
-DENSE_FIELDS = (*SIZES, *NORM, *ROTARY, *HEADS, *MLP)
-
-
-def moe_fields(num_experts: str, ffn: str = "moe_intermediate_size", *, top_k: str = "num_experts_per_tok") -> tuple:
-    """The settings of experts, by the keys that a config.json uses for their number and their width."""
-    return (
-        Field(mg="num_experts", hf=(num_experts,), required=True),
-        Field(mg="moe_ffn_hidden_size", hf=(ffn,), required=True, also=("moe_intermediate_size",)),
-        Field(mg="moe_router_topk", hf=(top_k,)),
-    )
-
-
-FIRST_DENSE = (
-    Field(mg="first_k_dense_replace", hf=("first_k_dense_replace",), default=0),
-    Field(mg="moe_layer_freq", hf=("moe_layer_freq",), default=1),
-)
-MTP_LAYERS = (Field(mg="num_nextn_predict_layers", hf=("num_nextn_predict_layers",), default=0),)
-SPARSE_STEP = (
-    Field(mg="decoder_sparse_step", hf=("decoder_sparse_step",), default=1),
-    Field(mg="mlp_only_layers", hf=("mlp_only_layers",), default=()),
-)
-LATENT_FIELDS = (
-    Field(mg="num_attention_heads", hf=("num_attention_heads",), required=True),
-    Field(mg="q_lora_rank", hf=("q_lora_rank",)),
-    Field(mg="kv_lora_rank", hf=("kv_lora_rank",), required=True),
-    Field(mg="qk_head_dim", hf=("qk_nope_head_dim",), required=True),
-    Field(mg="qk_pos_emb_head_dim", hf=("qk_rope_head_dim",), required=True),
-    Field(mg="v_head_dim", hf=("v_head_dim",), required=True),
-)
-SHARED_BY_COUNT = (
-    Field(mg="n_shared_experts", hf=("n_shared_experts",), default=0),
-    Field(
-        mg="moe_shared_expert_intermediate_size",
-        default=lambda s: (s["n_shared_experts"] or 0) * s["moe_ffn_hidden_size"],
-    ),
-)
-SHARED_BY_SIZE = (
-    Field(mg="moe_shared_expert_intermediate_size", hf=("shared_expert_intermediate_size",), required=True),
-)
+from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Hf, entry, hf
 
 # The ends of the model
 
 EMBEDDING = hf("model.embed_tokens.weight", "vocab hidden")
-FIRST = (entry("embedding.word_embeddings.weight", EMBEDDING, rule=Vocabulary()),)
+HEAD = hf("lm_head.weight", "vocab hidden")
+
+
+def embedding(source: Hf = EMBEDDING) -> tuple[Entry, ...]:
+    """What the first stage holds."""
+    return (entry("embedding.word_embeddings.weight", source, rule=Vocabulary()),)
+
+
+FIRST = embedding()
 
 
 def final_norm(name: str = "model.norm.weight") -> tuple[Entry, ...]:
@@ -89,15 +35,28 @@ def final_norm(name: str = "model.norm.weight") -> tuple[Entry, ...]:
     )
 
 
-OUTPUT = (
-    entry("output_layer.weight", hf("lm_head.weight", "vocab hidden"), rule=Vocabulary(), when="!tied"),
-    # A last stage without the embedding owns a copy of it.
-    entry("output_layer.weight", EMBEDDING, rule=Vocabulary(), when="tied pipelined"),
-)
-LAST = (*final_norm(), *OUTPUT)
-TIED_HEAD = (Copy(name="lm_head.weight", of=EMBEDDING.name, shape=EMBEDDING.shape, when="tied", written=False),)
+def output(source: Hf = EMBEDDING, head: Hf = HEAD) -> tuple[Entry, ...]:
+    """The output layer; tied to the embedding, a last stage that does not have it owns a copy."""
+    return (
+        entry("output_layer.weight", head, rule=Vocabulary(), when="!tied"),
+        entry("output_layer.weight", source, rule=Vocabulary(), when="tied pipelined"),
+    )
+
+
+def tied_head(source: Hf = EMBEDDING, head: Hf = HEAD) -> tuple[Copy, ...]:
+    """An output layer that checkpoints of tied models may have in spite of that."""
+    return (Copy(name=head.name, of=source.name, shape=source.shape, when="tied", written=False),)
+
+
+LAST = (*final_norm(), *output())
+TIED_HEAD = tied_head()
 # Buffers that old versions of transformers saved; they follow from the settings.
 ROTARY_BUFFERS = (Dropped(pattern="*.rotary_emb.inv_freq", reason="follows from the settings"),)
+IMAGE_PARTS = tuple(
+    Dropped(pattern=f"{prefix}{part}.*", reason="for images, only the language model is converted")
+    for part in ("vision_tower", "multi_modal_projector")
+    for prefix in ("", "model.")
+)
 
 # Parts of a layer, in the names of Llama
 
@@ -138,6 +97,10 @@ QK_NORM = (
     entry("self_attention.k_layernorm.weight", hf("self_attn.k_norm.weight", "head_dim"), rule=WHOLE),
 )
 ATTENTION = (QKV, PROJECTION)
+PROJECTION_BIAS = entry(
+    "self_attention.linear_proj.bias", hf("self_attn.o_proj.bias", "hidden"), rule=WHOLE, when="add_dense_bias"
+)
+ATTENTION_BIASES = (QKV_BIAS, PROJECTION_BIAS)
 
 
 def gated_mlp(hf_prefix: str, mg_prefix: str, width: str, when: str = "") -> tuple[Entry, ...]:
@@ -160,14 +123,43 @@ def gated_mlp(hf_prefix: str, mg_prefix: str, width: str, when: str = "") -> tup
 
 
 DENSE_MLP = gated_mlp("mlp.", "mlp.", "ffn", when="dense")
+MLP_BIASES = (
+    entry(
+        "mlp.linear_fc1.bias",
+        hf("mlp.gate_proj.bias", "ffn"),
+        hf("mlp.up_proj.bias", "ffn"),
+        rule=ROWS,
+        when="dense add_mlp_bias",
+    ),
+    entry("mlp.linear_fc2.bias", hf("mlp.down_proj.bias", "hidden"), rule=WHOLE, when="dense add_mlp_bias"),
+)
+PACKED_MLP = (
+    # gate and up in one matrix, one below the other
+    entry(
+        "mlp.linear_fc1.weight",
+        *(hf("mlp.gate_up_proj.weight", "(2 ffn) hidden", {0: half}) for half in (0, 1)),
+        rule=ROWS,
+    ),
+    entry("mlp.linear_fc2.weight", hf("mlp.down_proj.weight", "hidden ffn"), rule=COLUMNS),
+)
 
 
-def router(name: str = "mlp.gate.weight", bias: str | None = None) -> tuple[Entry, ...]:
+def packed_qkv(name: str) -> Entry:
+    """Query, key and value in one matrix: all query heads, then all key heads, then all value heads."""
+    runs = (("0", "key_start"), ("key_start", "value_start"), ("value_start", "all_heads"))
+    return entry(
+        "self_attention.linear_qkv.weight",
+        *(hf(name, "(all_heads head_dim) hidden", {0: run}) for run in runs),
+        rule=GroupedQkv(),
+    )
+
+
+def router(name: str = "mlp.gate.weight", bias: str | None = None, *, rows: str = "experts") -> tuple[Entry, ...]:
     """The router, and the bias that balances the experts' load where the family has one."""
-    weight = entry("mlp.router.weight", hf(name, "experts hidden"), rule=WHOLE, when="moe")
+    weight = entry("mlp.router.weight", hf(name, f"{rows} hidden"), rule=WHOLE, when="moe")
     if bias is None:
         return (weight,)
-    return (weight, entry("mlp.router.expert_bias", hf(bias, "experts"), rule=WHOLE, when="moe", keep_dtype=True))
+    return (weight, entry("mlp.router.expert_bias", hf(bias, rows), rule=WHOLE, when="moe", keep_dtype=True))
 
 
 def experts(
@@ -189,9 +181,12 @@ def experts(
     )
 
 
-SHARED_EXPERTS = gated_mlp(
-    "mlp.shared_experts.", "mlp.shared_experts.", "shared_ffn", when="moe moe_shared_expert_intermediate_size"
-)
+def shared_experts(prefix: str = "mlp.shared_experts.") -> tuple[Entry, ...]:
+    """Experts that all tokens go through, as one MLP."""
+    return gated_mlp(prefix, "mlp.shared_experts.", "shared_ffn", when="moe moe_shared_expert_intermediate_size")
+
+
+SHARED_EXPERTS = shared_experts()
 GATED_SHARED_EXPERT = (
     *gated_mlp("mlp.shared_expert.", "mlp.shared_experts.", "shared_ffn", when="moe"),
     entry("mlp.shared_experts.gate_weight", hf("mlp.shared_expert_gate.weight", "1 hidden"), rule=WHOLE, when="moe"),
@@ -270,14 +265,33 @@ LATENT_ATTENTION = (
     entry("self_attention.linear_proj.weight", hf("self_attn.o_proj.weight", "hidden latent_output"), rule=COLUMNS),
 )
 
+# The sparse indexer of DeepSeek-V3.2, which every TP rank has whole. Layers that share another one's have none.
+
+INDEXER = tuple(
+    entry(f"self_attention.dsa_indexer.{name}", hf(f"self_attn.indexer.{name}", shape), rule=WHOLE, when="indexer")
+    for name, shape in (
+        ("k_norm.weight", "index_dim"),
+        ("k_norm.bias", "index_dim"),
+        ("weights_proj.weight", "index_heads hidden"),
+        ("wk.weight", "index_dim hidden"),
+        ("wq_b.weight", "(index_heads index_dim) q_lora"),
+    )
+)
+
 # Multi-token prediction, in the names of DeepSeek-V3: a layer after the last one, with its own copies of both ends.
 
-MTP = (
-    entry("mtp.layers.{mtp}.enorm.weight", hf("enorm.weight", "hidden"), rule=WHOLE),
-    entry("mtp.layers.{mtp}.hnorm.weight", hf("hnorm.weight", "hidden"), rule=WHOLE),
-    entry("mtp.layers.{mtp}.eh_proj.weight", hf("eh_proj.weight", "hidden two_hidden"), rule=ROWS),
-    entry("mtp.final_layernorms.{mtp}.weight", hf("shared_head.norm.weight", "hidden"), rule=WHOLE),
-)
+
+def mtp_layer(norm: str = "shared_head.norm.weight") -> tuple[Entry, ...]:
+    """What stands around the layer; `norm` is the one behind it."""
+    return (
+        entry("mtp.layers.{mtp}.enorm.weight", hf("enorm.weight", "hidden"), rule=WHOLE),
+        entry("mtp.layers.{mtp}.hnorm.weight", hf("hnorm.weight", "hidden"), rule=WHOLE),
+        entry("mtp.layers.{mtp}.eh_proj.weight", hf("eh_proj.weight", "hidden two_hidden"), rule=ROWS),
+        entry("mtp.final_layernorms.{mtp}.weight", hf(norm, "hidden"), rule=WHOLE),
+    )
+
+
+MTP = mtp_layer()
 MTP_EMBEDDING_NAME = "model.layers.{num_layers}.embed_tokens.weight"
 MTP_EMBEDDING = (
     entry(
@@ -287,6 +301,13 @@ MTP_EMBEDDING = (
         when="mtp pipelined",
     ),
 )
+
+
+def mtp_of_main_embedding(source: Hf = EMBEDDING) -> tuple[Entry, ...]:
+    """The embedding of a stage with MTP layers that have none of their own."""
+    return (entry("embedding.word_embeddings.weight", source, rule=Vocabulary(), when="mtp pipelined"),)
+
+
 MTP_COPIES = (
     Copy(name="embed_tokens.weight", of=EMBEDDING.name, shape=EMBEDDING.shape),
     Copy(name="shared_head.head.weight", of="lm_head.weight", shape=EMBEDDING.shape),

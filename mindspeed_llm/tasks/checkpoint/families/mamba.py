@@ -6,9 +6,11 @@ conv1d     rows [x | B | C]
 
 from itertools import pairwise
 
-from mindspeed_llm.tasks.checkpoint.families.blocks import SIZES
-from mindspeed_llm.tasks.checkpoint.rules import COLUMNS, ROWS, WHOLE, Vocabulary
-from mindspeed_llm.tasks.checkpoint.tables import Copy, Entry, Family, Field, Hf, entry, hf
+from mindspeed_llm.tasks.checkpoint.families.blocks import embedding, output, tied_head
+from mindspeed_llm.tasks.checkpoint.families.settings import SIZES
+from mindspeed_llm.tasks.checkpoint.fields import Field, Settings, without
+from mindspeed_llm.tasks.checkpoint.rules import COLUMNS, ROWS, WHOLE, Rule
+from mindspeed_llm.tasks.checkpoint.tables import Entry, Family, Hf, entry, hf
 
 _EMBEDDING = hf("backbone.embeddings.weight", "vocab hidden")
 
@@ -18,7 +20,7 @@ def _sections(name: str, shape: str, *words: str) -> tuple[Hf, ...]:
     return tuple(hf(name, shape, {0: pair}) for pair in pairwise(words))
 
 
-def _mixer(name: str, *sources: Hf, rule=ROWS, when: str = "") -> Entry:
+def _mixer(name: str, *sources: Hf, rule: Rule = ROWS, when: str = "") -> Entry:
     return entry(f"mixer.{name}", *sources, rule=rule, when=when)
 
 
@@ -26,14 +28,19 @@ MAMBA2 = Family(
     ids=("mamba2",),
     architectures=("Mamba2ForCausalLM",),
     model_type="mamba2",
+    models="Mamba 2, Codestral Mamba",
     fields=(
-        *(field for field in SIZES if field.mg != "max_position_embeddings"),
+        *without(SIZES, "max_position_embeddings"),
+        Field(mg="position_embedding_type", default="none"),
+        Field(mg="normalization", default="RMSNorm"),
         Field(mg="norm_epsilon", hf=("layer_norm_epsilon",), default=1e-5),
         Field(mg="mamba_state_dim", hf=("state_size",), default=128),
         Field(mg="mamba_num_groups", hf=("n_groups",), default=8),
         Field(mg="mamba_head_dim", hf=("head_dim",), default=64),
         Field(mg="mamba_expand", hf=("expand",), default=2),
+        Field(mg="mamba_num_heads", hf=("num_heads",), default=lambda s: _inner(s) // s["mamba_head_dim"]),
         Field(mg="mamba_d_conv", hf=("conv_kernel",), default=4),
+        Field(mg="mamba_chunk_size", hf=("chunk_size",), default=256),
         Field(mg="add_bias_linear", hf=("use_bias",), default=False),
         Field(mg="mamba_conv_bias", hf=("use_conv_bias",), default=True),
     ),
@@ -49,11 +56,10 @@ MAMBA2 = Family(
         "conv": lambda s: _inner(s) + 2 * _state(s),
         "conv_kernel": lambda s: s["mamba_d_conv"],
     },
-    first=(entry("embedding.word_embeddings.weight", _EMBEDDING, rule=Vocabulary()),),
+    first=embedding(_EMBEDDING),
     last=(
         entry("decoder.final_norm.weight", hf("backbone.norm_f.weight", "hidden"), rule=WHOLE),
-        entry("output_layer.weight", hf("lm_head.weight", "vocab hidden"), rule=Vocabulary(), when="!tied"),
-        entry("output_layer.weight", _EMBEDDING, rule=Vocabulary(), when="tied pipelined"),
+        *output(_EMBEDDING),
     ),
     layer=(
         entry("norm.weight", hf("norm.weight", "hidden"), rule=WHOLE),
@@ -78,14 +84,14 @@ MAMBA2 = Family(
         ),
         _mixer("out_proj.weight", hf("mixer.out_proj.weight", "hidden inner"), rule=COLUMNS),
     ),
-    copies=(Copy(name="lm_head.weight", of=_EMBEDDING.name, shape=_EMBEDDING.shape, when="tied", written=False),),
+    copies=tied_head(_EMBEDDING),
     layer_prefix="backbone.layers.{layer}.",
 )
 
 
-def _inner(settings) -> int:
+def _inner(settings: Settings) -> int:
     return settings["mamba_expand"] * settings["hidden_size"]
 
 
-def _state(settings) -> int:
+def _state(settings: Settings) -> int:
     return settings["mamba_num_groups"] * settings["mamba_state_dim"]

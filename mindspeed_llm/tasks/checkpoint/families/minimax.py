@@ -4,25 +4,48 @@ from dataclasses import replace
 
 from mindspeed_llm.tasks.checkpoint.families.blocks import (
     ATTENTION,
-    HEADS,
-    NORM,
     NORMS,
-    ROTARY,
-    SIZES,
     experts,
-    moe_fields,
     router,
 )
 from mindspeed_llm.tasks.checkpoint.families.llama import LLAMA
+from mindspeed_llm.tasks.checkpoint.families.settings import (
+    ACTIVATION,
+    SIZES,
+    heads,
+    moe,
+    norm,
+    of_rope_parameters,
+    rotary,
+    sigmoid_router,
+)
+from mindspeed_llm.tasks.checkpoint.fields import Config, Field, Written, changed, without
 from mindspeed_llm.tasks.checkpoint.rules import WHOLE
 from mindspeed_llm.tasks.checkpoint.tables import Limit, entry, hf
+
+
+def _turning_part(config: Config) -> float | None:
+    """Its own way to say which part of a head turns: the number of values."""
+    return config["rotary_dim"] / config["head_dim"] if config.get("rotary_dim") else None
+
 
 MINIMAX_M2 = replace(
     LLAMA,
     ids=("minimax_m2",),
     architectures=("MiniMaxM2ForCausalLM",),
     model_type="minimax_m2",
-    fields=(*SIZES, *NORM, *ROTARY, *HEADS, *moe_fields("num_local_experts", "intermediate_size")),
+    models="MiniMax-M2, M2.1, M2.5",
+    fields=(
+        *(*SIZES, *norm(), *heads(128), ACTIVATION),
+        *changed(
+            rotary(5e6),
+            "partial_rotary_factor",
+            hf=(of_rope_parameters("partial_rotary_factor"), "partial_rotary_factor", _turning_part),
+        ),
+        Written(hf="rotary_dim", value=lambda s: int(s["kv_channels"] * s["partial_rotary_factor"])),
+        *(*moe("num_local_experts", "intermediate_size"), *without(sigmoid_router(), "moe_router_topk_scaling_factor")),
+        Field(mg="moe_aux_loss_coeff", hf=("router_aux_loss_coef",)),
+    ),
     constants={"qk_layernorm": True},
     layer=(
         *(*NORMS, *ATTENTION),

@@ -3,25 +3,46 @@
 from dataclasses import replace
 
 from mindspeed_llm.tasks.checkpoint.families.blocks import (
-    DENSE_FIELDS,
     DENSE_MLP,
-    EMBEDDING,
     GATED_SHARED_EXPERT,
     LAST,
-    MTP_LAYERS,
     NORMS,
-    SHARED_BY_SIZE,
-    SPARSE_STEP,
     experts,
-    moe_fields,
+    mtp_of_main_embedding,
     router,
 )
 from mindspeed_llm.tasks.checkpoint.families.llama import LLAMA
-from mindspeed_llm.tasks.checkpoint.rules import ROWS, WHOLE, Vocabulary
-from mindspeed_llm.tasks.checkpoint.tables import Entry, Field, Limit, entry, hf
+from mindspeed_llm.tasks.checkpoint.families.settings import (
+    ACTIVATION,
+    MLP,
+    MTP_LAYERS,
+    SHARED_BY_SIZE,
+    SIZES,
+    SPARSE_STEP,
+    heads,
+    moe,
+    norm,
+    rotary,
+    softmax_router,
+)
+from mindspeed_llm.tasks.checkpoint.fields import Config, Field, Settings
+from mindspeed_llm.tasks.checkpoint.rules import ROWS, WHOLE
+from mindspeed_llm.tasks.checkpoint.tables import Entry, Limit, entry, hf
+
+
+def _interval(config: Config) -> int | None:
+    """Every which layer has full attention, by the kinds of all layers."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return None
+    interval = next((layer for layer, kind in enumerate(kinds, 1) if kind == "full_attention"), len(kinds) + 1)
+    if any((kind == "full_attention") != (layer % interval == 0) for layer, kind in enumerate(kinds, 1)):
+        raise ValueError("layer_types has full attention at uneven distances; expected every n-th layer")
+    return interval
+
 
 _LINEAR = (
-    Field(mg="full_attention_interval", hf=("full_attention_interval",), default=4),
+    Field(mg="full_attention_interval", hf=("full_attention_interval", _interval), default=4),
     Field(mg="linear_num_key_heads", hf=("linear_num_key_heads",), required=True),
     Field(mg="linear_key_head_dim", hf=("linear_key_head_dim",), required=True),
     Field(mg="linear_num_value_heads", hf=("linear_num_value_heads",), required=True),
@@ -42,7 +63,7 @@ _DIMENSIONS = {
 }
 
 
-def _linear_keys(settings) -> int:
+def _linear_keys(settings: Settings) -> int:
     return settings["linear_num_key_heads"] * settings["linear_key_head_dim"]
 
 
@@ -79,19 +100,22 @@ QWEN3_NEXT = replace(
     ids=("qwen3-next",),
     architectures=("Qwen3NextForCausalLM",),
     model_type="qwen3_next",
+    models="Qwen3-Next, Qwen3-Coder-Next",
     fields=(
-        *(*DENSE_FIELDS, *SPARSE_STEP, *moe_fields("num_experts"), *SHARED_BY_SIZE, *_LINEAR),
+        *(*SIZES, *norm(), *rotary(part=0.25), *heads(256), MLP, ACTIVATION),
+        *(*SPARSE_STEP, *moe("num_experts"), *softmax_router(), SHARED_BY_SIZE, *_LINEAR),
         # Most config.json of this family do not count the one MTP layer that it has.
-        *(replace(field, default=1) for field in MTP_LAYERS),
+        replace(MTP_LAYERS, default=1),
     ),
-    constants={"qk_layernorm": True, "shared_expert_gate": True},
+    # Norms multiply by one plus their weight, that of linear attention excepted.
+    constants={"qk_layernorm": True, "shared_expert_gate": True, "add_rmsnorm_offset": True},
     dimensions=_DIMENSIONS,
     layer=(
         *(*NORMS, *_FULL_ATTENTION, *_LINEAR_ATTENTION, *DENSE_MLP),
         *(*router(), *experts(), *GATED_SHARED_EXPERT),
     ),
     # Its MTP layer has no embedding of its own.
-    last=(*LAST, entry("embedding.word_embeddings.weight", EMBEDDING, rule=Vocabulary(), when="mtp pipelined")),
+    last=(*LAST, *mtp_of_main_embedding()),
     mtp=(
         entry("mtp.layers.{mtp}.enorm.weight", hf("mtp.pre_fc_norm_embedding.weight", "hidden"), rule=WHOLE),
         entry("mtp.layers.{mtp}.hnorm.weight", hf("mtp.pre_fc_norm_hidden.weight", "hidden"), rule=WHOLE),
