@@ -31,7 +31,7 @@ from mindspeed_llm.tasks.checkpoint.plan import Plan, TargetFile, plan_hf, plan_
 from mindspeed_llm.tasks.checkpoint.progress import Progress
 from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, hash_file, make_report, report_text
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
-from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Source, WithCopies
+from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Renamed, Source, WithCopies
 from mindspeed_llm.tasks.checkpoint.staging import Staging, write_text
 from mindspeed_llm.tasks.checkpoint.tables import Family
 from mindspeed_llm.tasks.checkpoint.verify import Verified, forget_cached, verify
@@ -94,8 +94,9 @@ def prepare(request: ConversionRequest) -> Conversion:
         num_layers=request.num_layers,
         first_k_dense=request.first_k_dense_replace,
     )
-    source = WithCopies(loaded.source, model.copies)
+    source = WithCopies(loaded.source, model.written_copies)
     if request.save_model_type == "hf":
+        _refuse_new_numbers(model, loaded.settings["num_layers"])
         plan = plan_hf(model, source, shard_size=request.max_shard_size, params_dtype=dtype)
     else:
         plan = plan_mg(model, source, iteration=mg_writer.ITERATION_FOLDER, params_dtype=dtype)
@@ -180,7 +181,11 @@ def _verify(
             save_dir=request.save_dir,
             model_type_hf=conversion.loaded.family.ids[0],
         )
-        return WithCopies(load(itself).source, model.copies)
+        # A shortened model has new numbers for its layers.
+        settings = _settings(request, conversion)
+        written = bind(conversion.loaded.family, settings, model.topology)
+        names = dict(zip(model.hf_tensors(), written.hf_tensors(), strict=True))
+        return Renamed(WithCopies(load(itself).source, written.written_copies), names)
 
     progress.begin("verified", plan.nbytes if full else 0)
     return verify(
@@ -225,6 +230,15 @@ def _report(
             peak_anonymous_bytes=progress.peak_anonymous_bytes,
         ),
     )
+
+
+def _refuse_new_numbers(model: Model, total: int) -> None:
+    """Names of Hugging Face tensors carry the number of their layer, which must be the one in the source."""
+    if model.layers != list(range(total if model.topology.mtp_num_layers else len(model.layers))):
+        raise UserError(
+            "--num-layers and --first-k-dense-replace would give layers of the Hugging Face output other numbers than "
+            "they have in the source; shorten the model on the way to a Megatron checkpoint, and convert that one"
+        )
 
 
 def _load_hf(request: ConversionRequest) -> Loaded:

@@ -135,6 +135,11 @@ class Model:
         """Hugging Face tensors that repeat another: name -> name of the other."""
         return {self._name(copy.name, spot): copy.of for copy, spot in self._copies()}
 
+    @cached_property
+    def written_copies(self) -> dict[str, str]:
+        """Those of them that checkpoints of the family have."""
+        return {self._name(copy.name, spot): copy.of for copy, spot in self._copies() if copy.written}
+
     def why_absent(self, name: str) -> str | None:
         """Why a Hugging Face tensor has no place in this model; None where there is no reason, which is an error."""
         for rule in self.family.dropped:

@@ -199,3 +199,28 @@ class WithCopies:
     def fragments(self, name: str, box: Box) -> Iterator[Fragment]:
         """See `Source`."""
         return self._source.fragments(self._real[name], box)
+
+
+class Renamed:
+    """A source whose tensors have other names there: `names` gives for each name here the one there."""
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        there = source.names()
+        self._source = source
+        self._there = {name: other for name, other in names.items() if other in there}
+
+    def names(self) -> set[str]:
+        """See `Source`."""
+        return set(self._there)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """See `Source`."""
+        return self._source.dtype(self._there[name])
+
+    def read(self, name: str, box: Box) -> Iterator[tuple[Box, torch.Tensor]]:
+        """See `Source`."""
+        return self._source.read(self._there[name], box)
+
+    def fragments(self, name: str, box: Box) -> Iterator[Fragment]:
+        """See `Source`."""
+        return self._source.fragments(self._there[name], box)

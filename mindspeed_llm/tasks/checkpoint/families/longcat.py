@@ -16,7 +16,7 @@ from mindspeed_llm.tasks.checkpoint.families.settings import (
     norm,
     rotary,
 )
-from mindspeed_llm.tasks.checkpoint.fields import Field, without
+from mindspeed_llm.tasks.checkpoint.fields import Field, Written, without
 from mindspeed_llm.tasks.checkpoint.rules import WHOLE
 from mindspeed_llm.tasks.checkpoint.tables import Dropped, Entry, Refused, entry, hf
 
@@ -56,6 +56,8 @@ LONGCAT = replace(
     fields=(
         Field(mg="num_layers", hf=("num_layers",), required=True),
         *(*without(SIZES, "num_layers"), *norm(1e-5), *rotary(1e7), *LATENT, ACTIVATION),
+        # The class takes the part of a head that turns from here.
+        Written(hf="head_dim", value=lambda s: s["qk_pos_emb_head_dim"]),
         replace(MLP, hf=("ffn_hidden_size",)),
         *moe("n_routed_experts", "expert_ffn_hidden_size", top_k="moe_topk"),
         Field(mg="num_zero_experts", hf=("zero_expert_num",), default=256),
