@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from mindspeed_llm.tasks.checkpoint.mg_reader import TRACKER, MgDirectory, topol
 from mindspeed_llm.tasks.checkpoint.model import Model, bind
 from mindspeed_llm.tasks.checkpoint.plan import Plan, TargetFile, plan_hf, plan_mg
 from mindspeed_llm.tasks.checkpoint.progress import Progress
-from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, hash_file, make_report, report_text
+from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Renamed, Source, WithCopies
 from mindspeed_llm.tasks.checkpoint.staging import Staging, write_text
@@ -128,12 +130,11 @@ def _write(
     with Staging(request.save_dir, nbytes=plan.nbytes) as staging, WriteBack() as disk:
         folder = staging.folder
         progress.begin("converted", plan.nbytes)
-        hashes = fill(
+        checksums = fill(
             (_lay_out(request, conversion, file, folder) for file in plan.files),
             conversion.loaded.source,
             write_back=disk,
             workers=request.workers,
-            hashed=request.verify != "none",
             on_bytes=progress.add,
         )
         if to_hf:
@@ -147,7 +148,7 @@ def _write(
         progress.begin("waiting for the disk")
         disk.wait()
         progress.begin("done")
-        report = _report(request, conversion, folder, hashes, verified, progress, started)
+        report = _report(request, conversion, folder, checksums, verified, progress, started)
         write_text(folder / REPORT, report_text(report))
         staging.publish(last=hf_writer.CONFIG if to_hf else TRACKER)
     return report
@@ -204,14 +205,21 @@ def _report(
     request: ConversionRequest,
     conversion: Conversion,
     folder: Path,
-    hashes: Mapping[Path, str],
+    checksums: Mapping[Path, int],
     verified: Verified | None,
     progress: Progress,
     started: tuple[float, float],
 ) -> dict[str, Any]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    weights = {folder / file.path for file in conversion.plan.files}
-    all_hashes = dict(hashes) | {path: hash_file(path) for path in files if path not in weights}
+    hashes = {
+        path: {"crc32": f"{checksums[path] if path in checksums else zlib.crc32(path.read_bytes()):08x}"}
+        for path in files
+    }
+    if request.verify == "full":
+        progress.begin("hashing")
+        with ThreadPoolExecutor(max_workers=request.workers) as pool:
+            for path, digest in zip(files, pool.map(sha256, files), strict=True):
+                hashes[path]["sha256"] = digest
     topologies = {"input": conversion.loaded.topology, "output": conversion.model.topology}
     if request.save_model_type == "hf":
         del topologies["output"]
@@ -221,7 +229,7 @@ def _report(
         topology={side: topology for side, topology in topologies.items() if topology is not None},
         plan=conversion.plan,
         source=conversion.loaded.source,
-        hashes={str(path.relative_to(folder)): digest for path, digest in all_hashes.items()},
+        hashes={str(path.relative_to(folder)): found for path, found in hashes.items()},
         sizes={str(path.relative_to(folder)): path.stat().st_size for path in files},
         verified=verified,
         figures=Figures(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from mindspeed_llm.tasks.checkpoint.command_line import parse
 
 
@@ -9,6 +11,8 @@ def main(argv: list[str]) -> None:
     """Convert as `argv` says and print what was done."""
     request = parse(argv)
 
+    # What is imported stays: looking for garbage among its million objects, now and later, only costs time.
+    gc.disable()
     import torch
 
     from mindspeed_llm.tasks.checkpoint.convert import convert, prepare
@@ -16,6 +20,8 @@ def main(argv: list[str]) -> None:
     from mindspeed_llm.tasks.checkpoint.progress import Progress
     from mindspeed_llm.tasks.checkpoint.report import table
 
+    gc.freeze()
+    gc.enable()
     if request.dry_run:
         conversion = prepare(request)
         for line in lines(conversion.plan, conversion.loaded.source, conversion.model.hf_tensors()):

@@ -1,8 +1,7 @@
 """Rank files of a Megatron checkpoint: laid out first, filled afterwards.
 
 `torch.save` is asked to leave the bytes of tensors out (`skip_data`): it writes the pickle and leaves room. Where that
-room is, our own reader of such files says. The zip entries' checksums are those of no data and stay so; torch does not
-look at them, and damage is found by the hashes of the conversion report.
+room is, our own reader of such files says. The checksums of the zip entries are put in when their bytes are known.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from mindspeed_llm.tasks.checkpoint.mg_reader import TRACKER
 from mindspeed_llm.tasks.checkpoint.plan import TargetFile
 from mindspeed_llm.tasks.checkpoint.staging import write_text
 from mindspeed_llm.tasks.checkpoint.torch_file import read_torch_file
+from mindspeed_llm.tasks.checkpoint.zip_checksums import checksum_places
 
 ITERATION = 1
 ITERATION_FOLDER = f"iter_{ITERATION:07d}"
@@ -48,7 +48,9 @@ def lay_out(folder: Path, file: TargetFile, arguments: Mapping[str, Any], chunks
         torch.save(state, path)
     written = read_torch_file(path)
     offsets = {target.key: written[chunk][key].offset for target in file.targets for chunk, key in [_split(target.key)]}
-    return OpenFile(path=path, targets=file.targets, offsets=offsets)
+    places = checksum_places(path)
+    checksums = {key: places[offset] for key, offset in offsets.items() if offset in places}
+    return OpenFile(path=path, targets=file.targets, offsets=offsets, checksums=checksums)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from mindspeed_llm.tasks.checkpoint.verify import Verified
 
 REPORT = "conversion_report.json"
 _FORMAT = 1
+_READ_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ def make_report(
     topology: Mapping[str, Any],
     plan: Plan,
     source: Source,
-    hashes: Mapping[str, str],
+    hashes: Mapping[str, Mapping[str, str]],
     sizes: Mapping[str, int],
     verified: Verified | None,
     figures: Figures,
@@ -47,7 +48,7 @@ def make_report(
 
     Args:
         topology: how the Megatron side is split; both of them with a Megatron input and output.
-        hashes: SHA-256 of the output's files by their path; without those that were not hashed.
+        hashes: of the output's files by their path: kind of hash -> hexadecimal digits.
         sizes: bytes of all of the output's files by their path.
     """
     counts = {file.path: len(file.targets) for file in plan.files}
@@ -71,9 +72,7 @@ def make_report(
             ),
             "padded": sorted({target.key for file in plan.files for target in file.targets if target.padding}),
             "files": {
-                path: {"bytes": size}
-                | ({"tensors": counts[path]} if path in counts else {})
-                | ({"sha256": hashes[path]} if path in hashes else {})
+                path: {"bytes": size, **({"tensors": counts[path]} if path in counts else {}), **hashes[path]}
                 for path, size in sorted(sizes.items())
             },
         },
@@ -120,9 +119,13 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
     return "\n".join(f"{name:<10} {text}" for name, text in rows if text)
 
 
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file that is small enough to be read at once."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while content := file.read(_READ_BYTES):
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def _how(plan: Plan, source: Source, load_model_type: str) -> Iterator[str]:

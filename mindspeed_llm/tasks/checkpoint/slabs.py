@@ -82,15 +82,18 @@ def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
                 (start - origin, stop - origin)
                 for (start, stop), (origin, _) in zip(clipped.to_mg(hf_box), slab, strict=True)
             )
-            take(buffer, place).copy_(_turned(ordered))
+            _copy(take(buffer, place), ordered)
     return torch.zeros(shape, dtype=target.dtype) if buffer is None else buffer
 
 
-def _turned(values: torch.Tensor) -> torch.Tensor:
-    """`values`, contiguous where it is a transposed matrix: torch has a fast way to turn a contiguous matrix over into
-    a contiguous one, and is three times slower where either is part of something larger.
+def _copy(into: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy, also where one of them is a transposed matrix: torch has a fast way to turn a contiguous matrix over into a
+    contiguous one, and is three times slower where either is part of something larger.
     """
     matrix = values.squeeze()
     if matrix.dim() != 2 or matrix.stride(0) != 1:
-        return values
-    return matrix.t().contiguous().t().contiguous().view(values.shape)
+        into.copy_(values)
+        return
+    into = into.squeeze()
+    packed = matrix.t().contiguous().t()
+    into.copy_(packed if into.is_contiguous() else packed.contiguous())

@@ -180,7 +180,7 @@ def read_torch_file(path: Path) -> Any:
             content = archive.read(entries["data.pkl"].filename)
             if "byteorder" in entries and archive.read(entries["byteorder"].filename) != b"little":
                 raise UserError(f"{path}: was written on a big-endian machine, which is not supported; save it again")
-        offsets = {name: _place(file, info) for name, info in entries.items()}
+        offsets = {name: entry_start(file, info) for name, info in entries.items()}
         return _Unpickler(io.BytesIO(content), file, offsets).load()
     except UserError:
         raise
@@ -195,7 +195,7 @@ def read_torch_file(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read as plain tensors ({type(error).__name__}: {error})") from error
 
 
-def _place(file: MappedFile, info: zipfile.ZipInfo) -> int:
+def entry_start(file: MappedFile, info: zipfile.ZipInfo) -> int:
     """Where the bytes of a zip entry start. The local header may have another length than the central one says."""
     lengths = file.head(info.header_offset + _LOCAL_HEADER - 4, 4)
     return (

@@ -32,13 +32,14 @@ from mindspeed_llm.tasks.checkpoint.plan import Plan, Target, TargetFile
 from mindspeed_llm.tasks.checkpoint.slabs import assemble, slab_at, slabs
 from mindspeed_llm.tasks.checkpoint.sources import Source
 
-_LOOK_BYTES = 16 * 2**10
-"""What is compared of each target tensor at its start, at its end and at a random place between."""
+_LOOK_BYTES = 4 * 2**10
+"""What is compared of each target tensor, at a random place."""
 _CHOSEN_SHARE = 0.02
 """Of the source tensors of each kind (names that differ in numbers only), and at least `_CHOSEN_LEAST` of them."""
 _CHOSEN_LEAST = 2
 _CHOSEN_SLABS = 4
-"""Slabs that are compared of a chosen source tensor: all of it where it is no larger."""
+"""Parts of `_CHOSEN_BYTES` that are compared of a chosen source tensor: all of it where it is no larger."""
+_CHOSEN_BYTES = 2**20
 _SEED = 0
 # Wide numbers are compared faster than bytes.
 _OF_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -178,7 +179,7 @@ def _forward(folder: Path, file: TargetFile, source: Source, chance: random.Rand
             _check_target,
             file.path,
             target,
-            list(slabs(target)) if full else _looks(target, chance),
+            list(slabs(target)) if full else _look(target, chance),
             stored[target.key].view,
             source,
         )
@@ -197,12 +198,9 @@ def _check_target(file: str, target: Target, boxes: list[Box], view: Callable[[]
     return nbytes
 
 
-def _looks(target: Target, chance: random.Random) -> list[Box]:
+def _look(target: Target, chance: random.Random) -> list[Box]:
     count = math.prod(target.view)
-    if not count:
-        return []
-    places = (0, count - 1, chance.randrange(count))
-    return sorted({slab_at(target, place, _LOOK_BYTES) for place in places})
+    return [slab_at(target, chance.randrange(count), _LOOK_BYTES)] if count else []
 
 
 def _has_hole(path: Path) -> bool:
@@ -254,7 +252,7 @@ def _backward(tensor: HfTensor, source: Source, output: Source, chance: random.R
         dtype=output.dtype(tensor.name),
         pieces=((tensor.name, identity(tensor.view)),),
     )
-    boxes = list(slabs(target))
+    boxes = list(slabs(target) if full else slabs(target, _CHOSEN_BYTES))
     if not full and len(boxes) > _CHOSEN_SLABS:
         boxes = chance.sample(boxes, _CHOSEN_SLABS)
     return partial(_check_source, target, boxes, source, output)
