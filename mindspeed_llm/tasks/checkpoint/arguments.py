@@ -68,11 +68,12 @@ def to_megatron(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[
 def of_layers(family: Family, settings: Mapping[str, Any], layers: Sequence[int]) -> dict[str, Any]:
     """The settings of a model that has only these layers of it, in order."""
     total = settings["num_layers"]
-    lists = [spec.mg for spec in family.fields if isinstance(spec, Field) and spec.per_layer]
+    names = [spec.mg for spec in family.fields if isinstance(spec, Field) and spec.per_layer]
+    lists = {name: settings[name] for name in names if isinstance(settings.get(name), list | tuple)}
     return (
         dict(settings)
         | {"num_layers": len(layers)}
-        | {name: _of_layers(settings[name], layers, total) for name in lists if settings.get(name) is not None}
+        | {name: _of_layers(values, layers, total) for name, values in lists.items()}
     )
 
 

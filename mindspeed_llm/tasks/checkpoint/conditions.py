@@ -19,11 +19,11 @@ def is_moe(settings: Settings, layer: int) -> bool:
     """Whether a layer (by its Hugging Face index) has experts instead of one MLP."""
     if not settings.get("num_experts"):
         return False
-    if layer < (settings.get("first_k_dense_replace") or 0) or layer in (settings.get("mlp_only_layers") or ()):
-        return False
     frequency = settings.get("moe_layer_freq") or 1
     if isinstance(frequency, list):
-        return bool(frequency[layer])
+        return bool(frequency[layer]) if layer < len(frequency) else True  # MTP layers
+    if layer < (settings.get("first_k_dense_replace") or 0) or layer in (settings.get("mlp_only_layers") or ()):
+        return False
     # Two ways to say "every n-th layer", which count from different ends.
     if layer % frequency:
         return False

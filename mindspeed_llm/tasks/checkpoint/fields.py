@@ -63,7 +63,7 @@ class Field:
     written: bool = True
     """Whether mg -> hf writes it; not where another field writes the same key."""
     per_layer: bool = False
-    """A list with one element for each layer (and perhaps MTP layer)."""
+    """A list, where it is one, has an element for each layer (and perhaps MTP layer)."""
     nullable: bool = False
     """None is a value: in config.json, null says something else than no key."""
     quiet: bool = False

@@ -22,7 +22,11 @@ from tests.tasks.checkpoint import hf_toys, toys
 from tests.tasks.checkpoint.test_convert import expect_same_hf
 
 # Keys of config.json that may change: who wrote it, and what a class adds to what it was given.
-_NOT_COMPARED = {"_name_or_path", "architectures", "transformers_version", "head_dim", "time_step_limit"}
+_NOT_COMPARED = {
+    *("_name_or_path", "architectures", "transformers_version", "head_dim"),
+    # Numbers of new weights and of draws, and one that JSON has no spelling for.
+    *("initializer_range", "num_nextn_predict_layers", "time_step_limit"),
+}
 
 
 @pytest.mark.parametrize("name", [*hf_toys.TOYS, *hf_toys.OTHERS])
@@ -72,6 +76,66 @@ def _load(folder: Path, made: hf_toys.Toy) -> torch.nn.Module:
     assert not report["missing_keys"] and not report["mismatched_keys"]
     assert not [name for name in report["unexpected_keys"] if not name.startswith("model.layers.4.")]
     return model.eval()
+
+
+# What a config.json may leave out, and transformers then takes from the class.
+_OPTIONAL = {
+    *("rms_norm_eps", "layer_norm_epsilon", "hidden_act", "hidden_activation"),
+    *("rope_parameters", "tie_word_embeddings", "attention_bias", "attention_out_bias"),
+    *("mlp_bias", "lm_head_bias", "use_bias", "use_conv_bias"),
+    *("use_qk_norm", "sliding_window", "use_sliding_window", "max_window_layers"),
+    *("layer_types", "mlp_layer_types", "indexer_types", "mlp_only_layers"),
+    *("decoder_sparse_step", "norm_topk_prob", "first_k_dense_replace", "routed_scaling_factor"),
+    *("router_scaling_factor", "scoring_func", "topk_method", "query_pre_attn_scalar"),
+    *("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit", "swiglu_alpha"),
+    *("index_topk", "zero_expert_num", "conv_kernel", "chunk_size"),
+    "linear_conv_kernel_dim",
+}
+
+
+@pytest.mark.parametrize("name", hf_toys.TOYS)
+def test_default_configuration(name: str) -> None:
+    """The configuration of a class at full size, whole and with defaults left out: Megatron's arguments say all."""
+    from transformers import AutoConfig
+
+    made = hf_toys.TOYS[name]
+    family = families.by_id(made.family)
+    whole = AutoConfig.for_model(made.config["model_type"]).to_dict()
+    few = {key: value for key, value in whole.items() if key not in _OPTIONAL and value is not None}
+    for config in (whole, few):
+        says = arguments.to_megatron(arguments.from_hf_config(family, config, "config.json"), {})
+        again = arguments.to_hf_config(family, arguments.from_megatron(family, says, "arguments"))
+        del again["architectures"]
+        after = AutoConfig.for_model(**json.loads(json.dumps(again))).to_dict()
+        differences = {key for key in whole if whole[key] != after.get(key)} - _NOT_COMPARED
+        if differences == {"rope_parameters"}:  # which says that all of a head turns
+            assert after["rope_parameters"] == whole["rope_parameters"] | {"partial_rotary_factor": 1.0}
+        else:
+            assert not differences, {key: (whole[key], after.get(key)) for key in differences}
+
+
+TRAINED = ["qwen2-moe", "deepseek32", "glm5", "gemma3", "gpt-oss", "phi3.5-moe", "longcat", "HYV3"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_arguments_without_keys_of_hugging_face(name: str, hf_toy: Callable[[str], Path], tmp_path: Path) -> None:
+    """A training run's checkpoint has arguments under Megatron's names alone; experts of layers may be a list."""
+    source = hf_toy(name)
+    toys.run(source, tmp_path / "mg", "--verify", "none")
+    toys.run(tmp_path / "mg", tmp_path / "before", "--verify", "none", of="mg", to="hf")
+    config = json.loads((source / "config.json").read_text())
+    settings = _settings(config)
+    [path] = (tmp_path / "mg").glob("*/*/*.pt")
+    content = torch.load(path, weights_only=False)
+    for key in config.keys() - settings.keys():
+        vars(content["args"]).pop(key, None)
+    if name == "deepseek32":
+        content["args"].first_k_dense_replace, content["args"].moe_layer_freq = None, [0, 1, 1, 1]
+    torch.save(content, path, pickle_protocol=4)
+    toys.run(tmp_path / "mg", tmp_path / "back", of="mg", to="hf")
+    expect_same_hf(tmp_path / "before", tmp_path / "back")
+    before, after = (json.loads((tmp_path / f / "config.json").read_text()) for f in ("before", "back"))
+    assert before == after
 
 
 def test_ids_of_upstream() -> None:

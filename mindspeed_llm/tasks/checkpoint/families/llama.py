@@ -14,7 +14,7 @@ from mindspeed_llm.tasks.checkpoint.families.blocks import (
     TIED_HEAD,
 )
 from mindspeed_llm.tasks.checkpoint.families.settings import ATTENTION_BIAS, DENSE, MLP_BIAS
-from mindspeed_llm.tasks.checkpoint.fields import Field
+from mindspeed_llm.tasks.checkpoint.fields import Field, changed
 from mindspeed_llm.tasks.checkpoint.tables import Family
 
 LLAMA = Family(
@@ -36,7 +36,7 @@ INTERNLM3 = replace(
     model_type="internlm3",
     models="InternLM 3",
     fields=(
-        *DENSE,
+        *changed(DENSE, "norm_epsilon", default=1e-5),
         Field(mg="add_qkv_bias", hf=("qkv_bias", "attention_bias"), default=False),
         # One key for all other biases; transformers writes it under the names of Llama.
         Field(mg="add_dense_bias", hf=("bias", "mlp_bias"), default=False),

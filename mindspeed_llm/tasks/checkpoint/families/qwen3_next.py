@@ -25,7 +25,7 @@ from mindspeed_llm.tasks.checkpoint.families.settings import (
     rotary,
     softmax_router,
 )
-from mindspeed_llm.tasks.checkpoint.fields import Config, Field, Settings
+from mindspeed_llm.tasks.checkpoint.fields import Config, Field, Settings, changed
 from mindspeed_llm.tasks.checkpoint.rules import ROWS, WHOLE
 from mindspeed_llm.tasks.checkpoint.tables import Entry, Limit, entry, hf
 
@@ -103,7 +103,8 @@ QWEN3_NEXT = replace(
     models="Qwen3-Next, Qwen3-Coder-Next",
     fields=(
         *(*SIZES, *norm(), *rotary(part=0.25), *heads(256), MLP, ACTIVATION),
-        *(*SPARSE_STEP, *moe("num_experts"), *softmax_router(), SHARED_BY_SIZE, *_LINEAR),
+        *(*SPARSE_STEP, *moe("num_experts"), SHARED_BY_SIZE, *_LINEAR),
+        *changed(softmax_router(), "norm_topk_prob", default=True),
         # Most config.json of this family do not count the one MTP layer that it has.
         replace(MTP_LAYERS, default=1),
     ),

@@ -203,13 +203,16 @@ def first_dense(default: int = 0) -> tuple[Spec, ...]:
     """Layers at the start without experts."""
     return (
         Field(mg="first_k_dense_replace", hf=("first_k_dense_replace", _leading_dense), default=default),
-        Field(mg="moe_layer_freq", hf=("moe_layer_freq",), default=1),
+        # A number, or as Megatron has it a list; no class reads it, the number of dense layers says it all.
+        Field(mg="moe_layer_freq", hf=("moe_layer_freq",), default=1, written=False, per_layer=True),
     )
 
 
 def _leading_dense(config: Config) -> int | None:
     """The number of dense layers at the start, by the kinds of all layers."""
-    kinds = config.get("mlp_layer_types")
+    kinds, frequency = config.get("mlp_layer_types"), config.get("moe_layer_freq")
+    if kinds is None and isinstance(frequency, list):
+        kinds = ["sparse" if sparse else "dense" for sparse in frequency]
     if kinds is None:
         return None
     count = next((layer for layer, kind in enumerate(kinds) if kind != "dense"), len(kinds))
@@ -230,7 +233,7 @@ def _layer_types(settings: Settings) -> list[str]:
 MTP_LAYERS = Field(mg="num_nextn_predict_layers", hf=("num_nextn_predict_layers",), default=0)
 SPARSE_STEP = (
     Field(mg="decoder_sparse_step", hf=("decoder_sparse_step",), default=1),
-    Field(mg="mlp_only_layers", hf=("mlp_only_layers",), default=()),
+    Field(mg="mlp_only_layers", hf=("mlp_only_layers",), default=lambda _: []),
 )
 
 
