@@ -15,8 +15,9 @@ def main(argv: list[str]) -> None:
     gc.disable()
     import torch
 
-    from mindspeed_llm.tasks.checkpoint.convert import convert, prepare
+    from mindspeed_llm.tasks.checkpoint.convert import convert
     from mindspeed_llm.tasks.checkpoint.dry_run import lines
+    from mindspeed_llm.tasks.checkpoint.prepare import prepare
     from mindspeed_llm.tasks.checkpoint.progress import Progress
     from mindspeed_llm.tasks.checkpoint.report import table
 

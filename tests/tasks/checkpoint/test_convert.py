@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import fill, staging
-from mindspeed_llm.tasks.checkpoint.convert import prepare
 from mindspeed_llm.tasks.checkpoint.layout import Rank
 from mindspeed_llm.tasks.checkpoint.plan import rank_targets
+from mindspeed_llm.tasks.checkpoint.prepare import prepare
 from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
 from tests.tasks.checkpoint import toys
 from tests.tasks.checkpoint.test_layout import EP, ETP, LIST, NOOP, PP, TP, VPP

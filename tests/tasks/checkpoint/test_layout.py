@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.convert import prepare
 from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology, hf_layers, place, ranks, suggested_list
+from mindspeed_llm.tasks.checkpoint.prepare import prepare
 from tests.tasks.checkpoint import toys
 
 PLACES = [

@@ -20,11 +20,12 @@ from safetensors.torch import save_file
 
 from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config
 from mindspeed_llm.tasks.checkpoint.command_line import parse
-from mindspeed_llm.tasks.checkpoint.convert import Conversion, convert
+from mindspeed_llm.tasks.checkpoint.convert import convert
 from mindspeed_llm.tasks.checkpoint.families import of_config
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.model import bind
+from mindspeed_llm.tasks.checkpoint.prepare import Conversion
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.torch_file import read_torch_file
 
