@@ -12,14 +12,14 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import hf_writer, mg_writer
+from mindspeed_llm.tasks.checkpoint.check_source import check_source
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.load import load
-from mindspeed_llm.tasks.checkpoint.mg_reader import TRACKER
 from mindspeed_llm.tasks.checkpoint.model import bind
 from mindspeed_llm.tasks.checkpoint.plan import TargetFile
 from mindspeed_llm.tasks.checkpoint.prepare import Conversion, hf_config, mg_arguments, output_settings, prepare
 from mindspeed_llm.tasks.checkpoint.progress import Progress
-from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256
+from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256, sizes_in
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import Renamed, Source, WithCopies
 from mindspeed_llm.tasks.checkpoint.staging import Staging, write_text
@@ -35,6 +35,8 @@ def convert(request: ConversionRequest, *, progress: Progress | None = None) -> 
     """
     started = time.perf_counter(), time.process_time()
     conversion = prepare(request)
+    if request.verify == "full":
+        check_source(request.load_dir, request.load_model_type, workers=request.workers)
     try:
         with progress or Progress(show=False) as counted:
             report = _write(request, conversion, counted, started)
@@ -49,7 +51,8 @@ def _write(
     request: ConversionRequest, conversion: Conversion, progress: Progress, started: tuple[float, float]
 ) -> Mapping[str, Any]:
     plan, to_hf = conversion.plan, request.save_model_type == "hf"
-    with Staging(request.save_dir, nbytes=plan.nbytes) as staging, WriteBack() as disk:
+    earlier = sizes_in(request.save_dir) if request.overwrite else None
+    with Staging(request.save_dir, nbytes=plan.nbytes, earlier=earlier) as staging, WriteBack() as disk:
         folder = staging.folder
         progress.begin("converted", plan.nbytes)
         checksums = fill(
@@ -63,16 +66,15 @@ def _write(
             hf_writer.write_index(folder, plan)
             if request.hf_cfg_dir is not None:
                 hf_writer.copy_beside(request.hf_cfg_dir, folder)
-            hf_writer.write_config(folder, hf_config(request, conversion))
+            hf_writer.write_config(staging.last, hf_config(request, conversion))
         else:
-            mg_writer.write_tracker(folder)
-        verified = _verify(request, conversion, folder, disk, progress)
+            mg_writer.write_tracker(staging.last)
+        verified = _verify(request, conversion, staging, disk, progress)
         progress.begin("waiting for the disk")
         disk.wait()
-        progress.begin("done")
-        report = _report(request, conversion, folder, checksums, verified, progress, started)
+        report = _report(request, conversion, staging, checksums, verified, progress, started)
         write_text(folder / REPORT, report_text(report))
-        staging.publish(last=hf_writer.CONFIG if to_hf else TRACKER)
+        staging.publish()
     return report
 
 
@@ -84,11 +86,11 @@ def _lay_out(request: ConversionRequest, conversion: Conversion, file: TargetFil
 
 
 def _verify(
-    request: ConversionRequest, conversion: Conversion, folder: Path, disk: WriteBack, progress: Progress
+    request: ConversionRequest, conversion: Conversion, staging: Staging, disk: WriteBack, progress: Progress
 ) -> Verified | None:
     if request.verify == "none":
         return None
-    model, plan = conversion.model, conversion.plan
+    model, plan, folder = conversion.model, conversion.plan, staging.folder
     full = request.verify == "full"
     if full:
         progress.begin("waiting for the disk")
@@ -97,12 +99,14 @@ def _verify(
             forget_cached(folder / file.path)
 
     def output() -> Source:
+        to_hf = request.save_model_type == "hf"
         itself = ConversionRequest(
             load_model_type=request.save_model_type,
             save_model_type="hf",
-            load_dir=folder,
+            load_dir=folder if to_hf else folder / mg_writer.ITERATION_FOLDER,
             save_dir=request.save_dir,
             model_type_hf=conversion.loaded.family.ids[0],
+            hf_cfg_dir=staging.last if to_hf else None,
         )
         # A shortened model has new numbers for its layers.
         settings = output_settings(request, conversion)
@@ -126,22 +130,27 @@ def _verify(
 def _report(
     request: ConversionRequest,
     conversion: Conversion,
-    folder: Path,
+    staging: Staging,
     checksums: Mapping[Path, int],
     verified: Verified | None,
     progress: Progress,
     started: tuple[float, float],
 ) -> dict[str, Any]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    # What stands in `last` now will stand beside the rest.
+    files = {
+        str(path.relative_to(staging.last if path.parent == staging.last else staging.folder)): path
+        for path in sorted(staging.folder.rglob("*"))
+        if path.is_file()
+    }
     hashes = {
-        path: {"crc32": f"{checksums[path] if path in checksums else zlib.crc32(path.read_bytes()):08x}"}
-        for path in files
+        name: {"crc32": f"{checksums[path] if path in checksums else zlib.crc32(path.read_bytes()):08x}"}
+        for name, path in files.items()
     }
     if request.verify == "full":
         progress.begin("hashing")
         with ThreadPoolExecutor(max_workers=request.workers) as pool:
-            for path, digest in zip(files, pool.map(sha256, files), strict=True):
-                hashes[path]["sha256"] = digest
+            for name, digest in zip(files, pool.map(sha256, files.values()), strict=True):
+                hashes[name]["sha256"] = digest
     topologies = {"input": conversion.loaded.topology, "output": conversion.model.topology}
     if request.save_model_type == "hf":
         del topologies["output"]
@@ -151,8 +160,8 @@ def _report(
         topology={side: topology for side, topology in topologies.items() if topology is not None},
         plan=conversion.plan,
         source=conversion.loaded.source,
-        hashes={str(path.relative_to(folder)): found for path, found in hashes.items()},
-        sizes={str(path.relative_to(folder)): path.stat().st_size for path in files},
+        hashes=hashes,
+        sizes={name: path.stat().st_size for name, path in files.items()},
         verified=verified,
         figures=Figures(
             seconds=time.perf_counter() - started[0],

@@ -163,22 +163,10 @@ class _FileState:
         for target, crc in zip(self._targets, of_targets, strict=True):
             if target.nbytes:
                 start = self._file.offsets[target.key]
-                parts += [(read_crc(descriptor, at, start), start - at), (crc, target.nbytes)]
+                parts += [(crc32.of_range(descriptor, at, start), start - at), (crc, target.nbytes)]
                 at = start + target.nbytes
         size = os.fstat(descriptor).st_size
-        return crc32.joined([*parts, (read_crc(descriptor, at, size), size - at)])
-
-
-def read_crc(descriptor: int, start: int, stop: int) -> int:
-    """The CRC-32 of a range of a file."""
-    crc = 0
-    while start < stop:
-        content = os.pread(descriptor, min(stop - start, _PART_BYTES), start)
-        if not content:
-            raise OSError("a file has become shorter while it was being written")
-        crc = zlib.crc32(content, crc)
-        start += len(content)
-    return crc
+        return crc32.joined([*parts, (crc32.of_range(descriptor, at, size), size - at)])
 
 
 def write_slab(descriptor: int, position: int, target: Target, slab: Box, source: Source) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def open_hf(folder: Path, prefixes: Mapping[str, str] | None = None) -> dict[str
             two files.
     """
     tensors: dict[str, StoredHf] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         for found, tensor in open_weight_file(path).items():
             name = _renamed(found, prefixes or {})
             if name in tensors:
@@ -84,7 +84,12 @@ def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
     return name
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model directory's weights.
+
+    Raises:
+        UserError: there are none, or one that the index names is missing.
+    """
     for index, single, pattern in _LAYOUTS:
         if (folder / index).is_file():
             return _indexed(folder / index)

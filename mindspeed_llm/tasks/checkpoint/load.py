@@ -43,8 +43,10 @@ def load(request: ConversionRequest) -> Loaded:
 def _load_hf(request: ConversionRequest) -> Loaded:
     if not request.load_dir.is_dir():
         raise UserError(f"--load-dir {request.load_dir}: expected a folder with a Hugging Face model")
-    config = language_model(read_config(request.load_dir))
-    where = str(request.load_dir / "config.json")
+    # Weights may stand apart from their config.json.
+    folder = request.load_dir if request.hf_cfg_dir is None else request.hf_cfg_dir
+    config = language_model(read_config(folder))
+    where = str(folder / "config.json")
     family = families.of_config(config, where, requested=request.model_type_hf)
     settings = from_hf_config(family, config, where)
     for name, value in request.settings.items():

@@ -41,6 +41,8 @@ def prepare(request: ConversionRequest) -> Conversion:
     Raises:
         UserError: what is asked for cannot be done; says why.
     """
+    if request.save_dir.resolve() == request.load_dir.resolve():
+        raise UserError(f"--save-dir {request.save_dir} is --load-dir; choose another folder")
     loaded = load(request)
     dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
     if request.save_model_type == "hf":

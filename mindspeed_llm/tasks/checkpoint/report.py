@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.versions import versions
 from mindspeed_llm.tasks.checkpoint.boxes import Box
 from mindspeed_llm.tasks.checkpoint.plan import Plan
@@ -117,6 +118,34 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
         rows.append(("dropped", f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"))
     rows.append(("report", str(folder / REPORT)))
     return "\n".join(f"{name:<10} {text}" for name, text in rows if text)
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """The report in a folder; None where there is none.
+
+    Raises:
+        UserError: it is no report of a conversion, or names files outside of the folder.
+    """
+    path = folder / REPORT
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        names = [Path(name) for name, file in report["output"]["files"].items() if int(file["bytes"]) >= 0]
+        if any(name.is_absolute() or ".." in name.parts for name in names):
+            raise ValueError("names files outside of its folder")
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise UserError(f"{path}: not a report of a conversion ({error!r}); remove it, or use another folder") from None
+    return report
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """The files that the conversion into `folder` wrote, with their sizes; empty where there is no report of it."""
+    report = read_report(folder)
+    if report is None:
+        return {}
+    sizes = {name: file["bytes"] for name, file in report["output"]["files"].items()}
+    return sizes | {REPORT: (folder / REPORT).stat().st_size}
 
 
 def sha256(path: Path) -> str:
