@@ -29,7 +29,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "tasks.models": ("fsdp2",),
     "tasks.posttrain": ("fsdp2",),
     "tasks.preprocess": _BOTH_BACKENDS,
-    "tasks.checkpoint": _BOTH_BACKENDS,
+    "tasks.checkpoint": (*_BOTH_BACKENDS, ":megatron", ":transformers"),
     "tasks.losses": _BOTH_BACKENDS,
 }
 # Rooms that are adapters for both backends: they may name one, but only inside a function.

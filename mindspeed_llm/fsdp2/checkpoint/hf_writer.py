@@ -1,20 +1,15 @@
 """A Hugging Face model directory, written tensor by tensor: nothing is held in memory but what is being written.
 
-Sizes are known before the first value, so the header of a safetensors file
-
-    8 bytes: length of the header | header: JSON, name -> dtype, shape, place of the bytes | bytes of all tensors
-
-is written first, and each tensor goes to its place when it comes.
+Sizes are known before the first value, so the header of a safetensors file is written first, and each tensor goes to
+its place when it comes.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -22,39 +17,10 @@ from typing import BinaryIO
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from mindspeed_llm.fsdp2.checkpoint.weight_files import DTYPE_NAMES
+from mindspeed_llm.tasks.checkpoint.safetensors_file import INDEX, header, index_text, plan_shards
 
 _STAGING = ".hf_export"
-_INDEX = "model.safetensors.index.json"
 _CONFIG = "config.json"
-_ALIGNMENT = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardPlan:
-    """Which tensor goes into which file: (file name, tensor names in order) and the total size in bytes."""
-
-    files: list[tuple[str, list[str]]]
-    total_size: int
-
-
-def plan_shards(sizes: Mapping[str, int], shard_size: int) -> ShardPlan:
-    """Fill files in the order of `sizes` (bytes per tensor) up to `shard_size` bytes; a larger tensor gets its own
-    file.
-    """
-    shards: list[list[str]] = [[]]
-    used = 0
-    for name, size in sizes.items():
-        if shards[-1] and used + size > shard_size:
-            shards.append([])
-            used = 0
-        shards[-1].append(name)
-        used += size
-    if len(shards) == 1:
-        files = [("model.safetensors", shards[0])]
-    else:
-        files = [(f"model-{i:05d}-of-{len(shards):05d}.safetensors", names) for i, names in enumerate(shards, start=1)]
-    return ShardPlan(files=files, total_size=sum(sizes.values()))
 
 
 class HfWriter:
@@ -145,12 +111,8 @@ class HfWriter:
         waiting = [file for file, count in self._missing.items() if count]
         assert not waiting, f"files that are not complete: {waiting}"
         if len(self.plan.files) > 1:
-            index = {
-                "metadata": {"total_size": self.plan.total_size},
-                "weight_map": dict(sorted(self._file_of.items())),
-            }
-            (self._staging / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        for stale in [self._folder / _CONFIG, self._folder / _INDEX, *self._folder.glob("model*.safetensors")]:
+            (self._staging / INDEX).write_text(index_text(self.plan), encoding="utf-8")
+        for stale in [self._folder / _CONFIG, self._folder / INDEX, *self._folder.glob("model*.safetensors")]:
             stale.unlink(missing_ok=True)
         for path in sorted(self._staging.iterdir(), key=lambda path: (path.name == _CONFIG, path.name)):
             target = self._folder / path.name
@@ -160,24 +122,11 @@ class HfWriter:
 
     def _start(self, file: str) -> BinaryIO:
         names = dict(self.plan.files)[file]
-        # Wide types first, so that every tensor lies at a multiple of its own width.
-        names = sorted(names, key=lambda name: -self._tensors[name].element_size())
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        offsets, end = {}, 0
-        for name in names:
-            tensor = self._tensors[name]
-            offsets[name], end = end, end + tensor.nbytes
-            header[name] = {
-                "dtype": DTYPE_NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [offsets[name], end],
-            }
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % _ALIGNMENT)
+        start, places, _ = header({name: (self._tensors[name].dtype, self._tensors[name].shape) for name in names})
         stream = (self._staging / file).open("wb")
         self._open[file] = stream
-        stream.write(len(text).to_bytes(8, "little") + text)
-        self._place |= {name: stream.tell() + offset for name, offset in offsets.items()}
+        stream.write(start)
+        self._place |= places
         return stream
 
     def _finish(self, stream: BinaryIO, file: str) -> None:

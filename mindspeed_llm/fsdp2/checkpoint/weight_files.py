@@ -16,22 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PICKLE_SUFFIXES = (".bin", ".pt")
 # (usual name, pattern of other names), in the order in which they are looked for.
 _LAYOUTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "*.bin"), (None, "*.pt"))
@@ -73,11 +59,11 @@ class StoredTensor:
         self._file, self.name = file, name
         self.shape = tuple(view.get_shape())
         dtype = view.get_dtype()
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise UserError(
-                f"{file.path}: tensor {name} has dtype {dtype}, which cannot be read; expected one of {sorted(_DTYPES)}"
+                f"{file.path}: tensor {name} has dtype {dtype}, which cannot be read; expected one of {sorted(DTYPES)}"
             )
-        self.dtype = _DTYPES[dtype]
+        self.dtype = DTYPES[dtype]
 
     def read(self, index: tuple[slice, ...]) -> torch.Tensor:
         if not self.shape:

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mindspeed_llm.fsdp2.checkpoint import hf_writer
 from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
-from mindspeed_llm.fsdp2.checkpoint.hf_writer import HfWriter, plan_shards
+from mindspeed_llm.fsdp2.checkpoint.hf_writer import HfWriter
+from mindspeed_llm.tasks.checkpoint.safetensors_file import plan_shards
 from tests.support.tokenizers import byte_tokenizer
 from tests.support.toys import build_toy
 

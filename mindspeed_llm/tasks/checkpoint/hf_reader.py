@@ -1,0 +1,168 @@
+"""The tensors of a Hugging Face model directory, as views of its mapped files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint.mapped_file import MappedFile
+from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
+from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LAYOUTS = (
+    # (index, single file, any other name)
+    (_INDEXES[0], "model.safetensors", "*.safetensors"),
+    (_INDEXES[1], "pytorch_model.bin", "pytorch_model*.bin"),
+)
+_HEADER_LIMIT = 100 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredHf:
+    """A tensor of a directory: its shape and dtype from the header, its values when asked for."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    view: Callable[[], torch.Tensor] = field(repr=False)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model directory; of a model with several parts, that of its language model.
+
+    Raises:
+        UserError: it is missing or no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is missing; expected the folder of a Hugging Face model, with its config.json"
+        ) from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({error}); expected a JSON object") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds a {type(config).__name__}; expected a JSON object")
+    return config
+
+
+def open_hf(folder: Path, prefixes: Mapping[str, str] | None = None) -> dict[str, StoredHf]:
+    """All tensors of a model directory by name; reads headers only.
+
+    Args:
+        prefixes: start of a name -> what to replace it with, for models that are a part of a larger one.
+
+    Raises:
+        UserError: no weights, a file that the index names is missing, a file that is cut off or damaged, one name in
+            two files.
+    """
+    tensors: dict[str, StoredHf] = {}
+    for path in weight_files(folder):
+        for found, tensor in open_weight_file(path).items():
+            name = _renamed(found, prefixes or {})
+            if name in tensors:
+                raise UserError(
+                    f"{folder}: tensor {name} is in two files, {tensors[name].file.name} and {path.name}; remove the "
+                    "stale one"
+                )
+            tensors[name] = tensor
+    return tensors
+
+
+def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
+    for found, wanted in prefixes.items():
+        if name.startswith(found):
+            return wanted + name.removeprefix(found)
+    return name
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model directory's weights.
+
+    Raises:
+        UserError: there are none, or one that the index names is missing.
+    """
+    for index, single, pattern in _LAYOUTS:
+        if (folder / index).is_file():
+            return _indexed(folder / index)
+        if (folder / single).is_file():
+            return [folder / single]
+        if found := sorted(folder.glob(pattern)):
+            return found
+    raise UserError(
+        f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, or one of their .index.json with "
+        "the files that it names"
+    )
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        names = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{index}: not a weight index ({error!r}); expected an object with weight_map") from None
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{index} names {len(names)} files, of which {len(missing)} are missing: {', '.join(missing[:5])}; copy "
+            "them into the directory"
+        )
+    return [index.parent / name for name in names]
+
+
+def open_weight_file(path: Path) -> dict[str, StoredHf]:
+    """The tensors of one weight file by the names in it; reads its header only.
+
+    Raises:
+        UserError: it is cut off or damaged.
+    """
+    if path.suffix == ".safetensors":
+        return _open_safetensors(path)
+    content = read_torch_file(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}; expected tensors by name")
+    return {
+        name: StoredHf(file=path, dtype=tensor.dtype, shape=tensor.shape, view=tensor.view)
+        for name, tensor in content.items()
+        if isinstance(tensor, StoredTensor)
+    }
+
+
+def _open_safetensors(path: Path) -> dict[str, StoredHf]:
+    file = MappedFile(path)
+    if not file.size:
+        raise UserError(f"{path} is empty; copy it again")
+    start = 8 + int.from_bytes(file.head(0, 8), "little")
+    if file.size < 8 or start > min(file.size, _HEADER_LIMIT):
+        raise UserError(f"{path}: {file.size} bytes are less than its header says; it is cut off, copy it again")
+    try:
+        header = json.loads(file.head(8, start - 8))
+        header.pop("__metadata__", None)
+        end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if file.size < end:
+            raise UserError(f"{path}: has {file.size} bytes, its header says {end}; it is cut off, copy it again")
+        return {name: _stored(file, start, entry) for name, entry in header.items()}
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: its header is damaged ({error!r}); copy it again") from None
+
+
+def _stored(file: MappedFile, start: int, entry: Mapping[str, Any]) -> StoredHf:
+    if entry["dtype"] not in DTYPES:
+        raise UserError(f"{file.path}: holds tensors of type {entry['dtype']}; expected one of {', '.join(DTYPES)}")
+    dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+    offset, end = start + entry["data_offsets"][0], start + entry["data_offsets"][1]
+    count = dtype.itemsize
+    for size in shape:
+        count *= size
+    if end - offset != count:
+        raise ValueError(f"{end - offset} bytes for {list(shape)} of {entry['dtype']}")
+    return StoredHf(file=file.path, dtype=dtype, shape=shape, view=lambda: file.tensor(offset, dtype, shape))

@@ -1,0 +1,110 @@
+"""Opening the source of a conversion: headers, configuration and arguments, no values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint import families
+from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, language_model
+from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
+from mindspeed_llm.tasks.checkpoint.layout import Topology
+from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, topology_of
+from mindspeed_llm.tasks.checkpoint.model import bind
+from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
+from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Source
+from mindspeed_llm.tasks.checkpoint.tables import Family
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A source that is open, and the model that it holds."""
+
+    family: Family
+    settings: Mapping[str, Any]
+    config: Mapping[str, Any]
+    """config.json where there is one; empty for a Megatron checkpoint that was given none."""
+    source: Source
+    topology: Topology | None = None
+    """Of a Megatron source."""
+
+
+def load(request: ConversionRequest) -> Loaded:
+    """Open the source: read configuration, headers and arguments, no values.
+
+    Raises:
+        UserError: see the readers.
+    """
+    return _load_hf(request) if request.load_model_type == "hf" else _load_mg(request)
+
+
+def _load_hf(request: ConversionRequest) -> Loaded:
+    if not request.load_dir.is_dir():
+        raise UserError(f"--load-dir {request.load_dir}: expected a folder with a Hugging Face model")
+    # Weights may stand apart from their config.json.
+    folder = request.load_dir if request.hf_cfg_dir is None else request.hf_cfg_dir
+    config = language_model(read_config(folder))
+    where = str(folder / "config.json")
+    family = families.of_config(config, where, requested=request.model_type_hf)
+    settings = from_hf_config(family, config, where)
+    for name, value in request.settings.items():
+        if settings.get(name, value) != value:
+            raise UserError(
+                f"--{name.replace('_', '-')} {value} contradicts {where}, which says {settings[name]}; leave it out"
+            )
+    # Every layer of the source counts here, however few the output will have.
+    whole = Topology(mtp_num_layers=settings.get("num_nextn_predict_layers") or 0 if family.mtp else 0)
+    expected = bind(family, settings, whole).hf_tensors()
+    return Loaded(
+        family=family,
+        settings=settings,
+        config=config,
+        source=HfSource(open_hf(request.load_dir, family.name_prefixes), expected),
+    )
+
+
+def _load_mg(request: ConversionRequest) -> Loaded:
+    directory = MgDirectory(request.load_dir)
+    arguments = dict(directory.arguments) | dict(request.settings)
+    topology = topology_of(directory, request.loaded)
+    config: Mapping[str, Any] = {}
+    if request.hf_cfg_dir is not None:
+        config = language_model(read_config(request.hf_cfg_dir))
+        where = str(request.hf_cfg_dir / "config.json")
+        family = families.of_config(config, where, requested=request.model_type_hf)
+        settings = from_hf_config(family, config, where)
+    else:
+        where = str(directory.any_file.path)
+        requested = request.model_type_hf or arguments.get("model_type_hf")
+        if requested is None:
+            raise UserError(f"{where} does not say of which family it is; give --model-type-hf or --hf-cfg-dir")
+        family = families.by_id(requested)
+        settings = from_megatron(family, arguments, where)
+    said = arguments.get("num_layers")
+    held = settings["num_layers"] if said is None else said - len(topology.noop_layers)
+    settings = dict(settings) | {"num_layers": held}
+    if family.mtp:
+        settings["num_nextn_predict_layers"] = max(
+            settings.get("num_nextn_predict_layers") or 0, topology.mtp_num_layers
+        )
+    if topology.padded_vocab_size is None:
+        topology = replace(topology, padded_vocab_size=_padded_rows(directory, topology, settings["vocab_size"]))
+    model = bind(family, settings, topology)
+    return Loaded(
+        family=family,
+        settings=settings,
+        config=config,
+        source=MgSource(directory, model),
+        topology=topology,
+    )
+
+
+def _padded_rows(directory: MgDirectory, topology: Topology, vocab_size: int) -> int | None:
+    """The padded vocabulary of a checkpoint, read off its embedding; None where the first file has none."""
+    for model in directory.any_file.models.values():
+        stored = model.get("embedding.word_embeddings.weight")
+        if stored is not None and stored.shape[0] * topology.tp >= vocab_size:
+            return stored.shape[0] * topology.tp
+    return None

@@ -1,0 +1,194 @@
+"""A Megatron checkpoint directory (`torch` format), and what it says about itself.
+
+<load>/latest_checkpointed_iteration.txt      a number, or "release"
+<load>/iter_0000001/mp_rank_00_000/model_optim_rng.pt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology, blocks
+from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
+
+TRACKER = "latest_checkpointed_iteration.txt"
+RANK_FILE = "model_optim_rng.pt"
+# What Transformer Engine and old versions of Megatron save beside weights.
+_NO_WEIGHTS = ("._extra_state", "rotary_pos_emb.inv_freq", "rotary_emb.inv_freq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFile:
+    """One rank's file: its models by key (`model`, or `model0`, ...), each with its tensors by key."""
+
+    path: Path
+    arguments: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, StoredTensor]]
+
+
+class MgDirectory:
+    """A checkpoint; files are opened when they are needed and stay mapped.
+
+    Raises:
+        UserError: no checkpoint at `folder`; says what was expected.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = _iteration_folder(folder)
+        self.rank_folders = sorted(path for path in self.folder.glob("mp_rank_*") if path.is_dir())
+        if not self.rank_folders:
+            raise UserError(f"{self.folder} has no mp_rank_* folders; expected a Megatron checkpoint in format torch")
+        self._files: dict[Path, RankFile] = {}
+
+    def file(self, rank: Rank, topology: Topology) -> RankFile:
+        """The file of one rank."""
+        return self._open(self.folder / rank.folder(topology))
+
+    @cached_property
+    def any_file(self) -> RankFile:
+        """The first rank's file, for what all say alike."""
+        return self._open(self.rank_folders[0])
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """The arguments that the checkpoint carries; empty where it carries none."""
+        return self.any_file.arguments
+
+    def _open(self, folder: Path) -> RankFile:
+        path = folder / RANK_FILE
+        if path not in self._files:
+            self._files[path] = open_rank_file(path)
+        return self._files[path]
+
+    def keys(self) -> Iterable[str]:
+        """The keys of the first rank's tensors, to tell storage layouts apart."""
+        return [key for model in self.any_file.models.values() for key in model]
+
+
+def _iteration_folder(folder: Path) -> Path:
+    if any(folder.glob("mp_rank_*")):
+        return folder
+    tracker = folder / TRACKER
+    try:
+        text = tracker.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{tracker} is missing; expected a Megatron checkpoint (this file, and iter_*/mp_rank_*/{RANK_FILE})"
+        ) from None
+    if text != "release" and not text.isdecimal():
+        raise UserError(f"{tracker}: {text[:40]!r}; expected the number of an iteration, or release")
+    found = folder / (text if text == "release" else f"iter_{int(text):07d}")
+    if not found.is_dir():
+        raise UserError(f"{tracker} names {text}, but {found} is missing; copy it, or correct the number")
+    return found
+
+
+def open_rank_file(path: Path) -> RankFile:
+    """The models and the arguments of one rank file; reads no values.
+
+    Raises:
+        UserError: it is damaged, or holds no model.
+    """
+    content = read_torch_file(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}; expected the state of a Megatron model")
+    models = {
+        key: {
+            name: tensor
+            for name, tensor in value.items()
+            if isinstance(tensor, StoredTensor) and not name.endswith(_NO_WEIGHTS)
+        }
+        for key, value in content.items()
+        if key.startswith("model") and key.removeprefix("model").isdecimal() | (key == "model")
+        if isinstance(value, dict)
+    }
+    if not models:
+        raise UserError(f"{path}: has no model among its keys {sorted(map(str, content))}; expected model or model0")
+    arguments = content.get("args")
+    return RankFile(path=path, arguments=vars(arguments) if hasattr(arguments, "__dict__") else {}, models=models)
+
+
+def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topology:
+    """The topology that a checkpoint says it has; `overrides` (fields of `Topology`) win.
+
+    How parameters are stored is read off the keys, which cannot be wrong; the rest, and what the keys of the first rank
+    do not show, is what the arguments say.
+    """
+    arguments = directory.arguments
+    keys = list(directory.keys())
+    says = arguments.get
+    sizes: dict[str, Any] = {
+        "tp": says("tensor_model_parallel_size"),
+        "pp": says("pipeline_model_parallel_size"),
+        "ep": says("expert_model_parallel_size"),
+        "etp": says("expert_tensor_parallel_size"),
+        "num_layer_list": numbers(says("num_layer_list")),
+        "noop_layers": numbers(says("noop_layers")),
+        "schedules_method": says("schedules_method"),
+        "mtp_num_layers": says("mtp_num_layers") or len({key.split(".")[2] for key in keys if key.startswith("mtp.l")}),
+        "moe_tp_extend_ep": says("moe_tp_extend_ep"),
+        "moe_grouped_gemm": _seen(
+            keys, yes=(".experts.weight1", ".experts.linear_fc1.weight"), no=(".local_experts.",)
+        ),
+        "mla_mm_split": _seen(keys, yes=(".linear_v.weight",), no=(".linear_kv_up_proj.weight",)),
+        "transformer_impl": _seen(keys, yes=("linear_qkv.layer_norm_weight",), no=(".input_layernorm.weight",)),
+    }
+    if sizes["transformer_impl"] is not None:
+        sizes["transformer_impl"] = "transformer_engine" if sizes["transformer_impl"] else "local"
+    for name in ("moe_grouped_gemm", "mla_mm_split", "transformer_impl"):
+        # A first stage without such a layer shows nothing; then the arguments must say it.
+        sizes[name] = says(name) if sizes[name] is None else sizes[name]
+    if not arguments:
+        sizes |= _sizes_of_names(directory.rank_folders)
+    given: dict[str, Any] = {name: value for name, value in (sizes | dict(overrides)).items() if value is not None}
+    num_layers, pp = says("num_layers"), given.get("pp") or 1
+    if given.get("schedules_method") is None and "layers_per_virtual_stage" not in given:
+        virtual = says("virtual_pipeline_model_parallel_size")
+        derived = num_layers // pp // virtual if virtual and num_layers else None
+        given["layers_per_virtual_stage"] = says("num_layers_per_virtual_pipeline_stage") or derived
+    topology = Topology(**given)
+    if "noop_layers" in given or not num_layers:
+        return topology
+    return replace(topology, noop_layers=_absent_layers(directory, topology, num_layers))
+
+
+def _sizes_of_names(folders: Iterable[Path]) -> dict[str, int]:
+    """Tensor and pipeline parallel size by the names of the rank folders, of a checkpoint without arguments."""
+    numbers_of = [[int(part) for part in folder.name.removeprefix("mp_rank_").split("_")] for folder in folders]
+    return {"tp": max(n[0] for n in numbers_of) + 1, "pp": max((n[1] for n in numbers_of if n[1:]), default=0) + 1}
+
+
+def _absent_layers(directory: MgDirectory, topology: Topology, num_positions: int) -> tuple[int, ...]:
+    """The positions of layers that no file has: upstream's converter does not write down its noop layers."""
+    absent = []
+    for stage, of_stage in enumerate(blocks(topology, num_positions)):
+        file = directory.file(Rank(0, stage, 0), topology)
+        for index, block in enumerate(of_stage):
+            keys = file.models.get(f"model{index}" if topology.is_virtual else "model", {})
+            present = {key.split(".")[2] for key in keys if key.startswith("decoder.layers.")}
+            absent += [position for local, position in enumerate(block) if str(local) not in present]
+    return tuple(absent)
+
+
+def _seen(keys: Iterable[str], *, yes: tuple[str, ...], no: tuple[str, ...]) -> bool | None:
+    """Which of two ways to store something keys show; None where they show neither."""
+    for key in keys:
+        if any(word in key for word in yes):
+            return True
+        if any(word in key for word in no):
+            return False
+    return None
+
+
+def numbers(value: Any) -> tuple[int, ...] | None:
+    """A list of numbers as arguments hold it: "1,3", a list or a set."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        return tuple(int(part) for part in value.split(","))
+    return tuple(sorted(value)) if isinstance(value, set | frozenset) else tuple(value)

@@ -1,0 +1,130 @@
+"""A conversion that is ready to run: its source is open, its plan is made, nothing is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint import mg_writer
+from mindspeed_llm.tasks.checkpoint.arguments import config_of_layers, of_layers, to_hf_config, to_megatron
+from mindspeed_llm.tasks.checkpoint.layout import Topology
+from mindspeed_llm.tasks.checkpoint.load import Loaded, load
+from mindspeed_llm.tasks.checkpoint.model import Model, bind
+from mindspeed_llm.tasks.checkpoint.plan import Plan, plan_hf, plan_mg
+from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
+from mindspeed_llm.tasks.checkpoint.sources import WithCopies
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_HF_DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """A conversion that is ready to run."""
+
+    model: Model
+    """The output's model; for a Hugging Face output its topology has no meaning."""
+    loaded: Loaded
+    plan: Plan
+    report: Mapping[str, Any] = field(default_factory=dict)
+    """What was done, once it is; see `report`."""
+
+
+def prepare(request: ConversionRequest) -> Conversion:
+    """Open the source and make the whole plan; nothing is written.
+
+    Raises:
+        UserError: what is asked for cannot be done; says why.
+    """
+    if request.save_dir.resolve() == request.load_dir.resolve():
+        raise UserError(f"--save-dir {request.save_dir} is --load-dir; choose another folder")
+    loaded = load(request)
+    dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
+    if request.save_model_type == "hf":
+        topology = Topology(mtp_num_layers=_mtp_layers(loaded))
+    else:
+        topology = _target_topology(request, loaded)
+    model = bind(
+        loaded.family,
+        loaded.settings,
+        topology,
+        num_layers=request.num_layers,
+        first_k_dense=request.first_k_dense_replace,
+    )
+    source = WithCopies(loaded.source, model.written_copies)
+    if request.save_model_type == "hf":
+        _refuse_new_numbers(model, loaded.settings["num_layers"])
+        plan = plan_hf(model, source, shard_size=request.max_shard_size, params_dtype=dtype)
+    else:
+        plan = plan_mg(model, source, iteration=mg_writer.ITERATION_FOLDER, params_dtype=dtype)
+    return Conversion(model=model, loaded=replace(loaded, source=source), plan=plan)
+
+
+def _refuse_new_numbers(model: Model, total: int) -> None:
+    """Names of Hugging Face tensors carry the number of their layer, which must be the one in the source."""
+    if model.layers != list(range(total if model.topology.mtp_num_layers else len(model.layers))):
+        raise UserError(
+            "--num-layers and --first-k-dense-replace would give layers of the Hugging Face output other numbers than "
+            "they have in the source; shorten the model on the way to a Megatron checkpoint, and convert that one"
+        )
+
+
+def _mtp_layers(loaded: Loaded) -> int:
+    if loaded.topology is not None:
+        return loaded.topology.mtp_num_layers
+    return loaded.settings.get("num_nextn_predict_layers") or 0
+
+
+def _target_topology(request: ConversionRequest, loaded: Loaded) -> Topology:
+    topology = Topology(**request.target)
+    if topology.padded_vocab_size is not None:
+        return topology
+    multiple = request.make_vocab_size_divisible_by * topology.tp
+    return replace(topology, padded_vocab_size=-(-loaded.settings["vocab_size"] // multiple) * multiple)
+
+
+def mg_arguments(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:
+    """The arguments that a Megatron output carries."""
+    model, loaded = conversion.model, conversion.loaded
+    return (
+        to_megatron(output_settings(request, conversion), loaded.config)
+        | mg_writer.topology_arguments(model.topology, len(model.layers), model.padded_vocab_size)
+        | {"model_type_hf": loaded.family.ids[0], "iteration": mg_writer.ITERATION}
+    )
+
+
+def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:
+    """The config.json of a Hugging Face output."""
+    loaded, layers = conversion.loaded, conversion.model.layers
+    if loaded.config:
+        config = config_of_layers(loaded.family, loaded.config, layers, loaded.settings["num_layers"])
+    else:
+        config = to_hf_config(loaded.family, output_settings(request, conversion))
+        config["dtype"] = _most_common_dtype(conversion.plan)
+    if request.params_dtype is not None:
+        # transformers 5 writes dtype, older ones torch_dtype.
+        config["torch_dtype" if "torch_dtype" in config else "dtype"] = _HF_DTYPE_NAMES[request.params_dtype]
+    return config
+
+
+def output_settings(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:
+    """The settings of the output, which may have fewer layers than the source."""
+    settings = of_layers(conversion.loaded.family, conversion.loaded.settings, conversion.model.layers)
+    if settings.get("num_experts") and request.first_k_dense_replace is not None:
+        settings["first_k_dense_replace"] = request.first_k_dense_replace
+    if request.save_model_type == "hf" and conversion.loaded.family.mtp:
+        settings["num_nextn_predict_layers"] = conversion.model.topology.mtp_num_layers
+    return settings
+
+
+def _most_common_dtype(plan: Plan) -> str:
+    bytes_of: Counter[str] = Counter()
+    for file in plan.files:
+        for target in file.targets:
+            bytes_of[str(target.dtype).removeprefix("torch.")] += target.nbytes
+    return bytes_of.most_common(1)[0][0]
