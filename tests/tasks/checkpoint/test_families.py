@@ -258,6 +258,9 @@ def test_settings_of_training() -> None:
         "output_logit_softcapping": 30.0,
         "window_attn_skip_freq": [1, 0, 1, 0],
     }.items() <= gemma.items()
+    # A training run may say every which layer has full attention.
+    assert "layer_types" in arguments.to_hf_config(families.by_id("gemma2"), gemma)
+    assert "layer_types" not in arguments.to_hf_config(families.by_id("gemma2"), gemma | {"window_attn_skip_freq": 1})
     assert arguments.to_megatron(deepseek, {})["add_bias_linear"] is False
     assert arguments.to_megatron(gemma, {})["group_query_attention"] is True
 
