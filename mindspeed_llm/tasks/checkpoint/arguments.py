@@ -77,13 +77,36 @@ def of_layers(family: Family, settings: Mapping[str, Any], layers: Sequence[int]
     )
 
 
+def with_layers_of(
+    family: Family, config: Mapping[str, Any], arguments: Mapping[str, Any], noops: int
+) -> Mapping[str, Any]:
+    """A config.json, for a checkpoint that may have fewer layers than it says: then the arguments of the checkpoint say
+    of which kinds they are.
+    """
+    fields = {spec.mg: spec for spec in family.fields if isinstance(spec, Field)}
+    whole = fields["num_layers"].from_hf(config, {}, "config.json")["num_layers"]
+    held = arguments.get("num_layers", whole) - noops
+    if held >= whole:
+        return config
+    shorter = dict(config) | fields["num_layers"].to_hf({"num_layers": held})
+    shorter |= {name: config[name][:held] for name in _PER_LAYER if config.get(name) is not None}
+    for name, spec in fields.items():
+        if (spec.per_layer or name == "first_k_dense_replace") and arguments.get(name) is not None:
+            shorter |= spec.to_hf({name: arguments[name]})
+    if "mlp_layer_types" in config and (dense := shorter.get("first_k_dense_replace")) is not None:
+        shorter["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(held)]
+    return shorter
+
+
 def config_of_layers(family: Family, config: Mapping[str, Any], layers: Sequence[int], total: int) -> dict[str, Any]:
     """The config.json of a model that has only these of `total` layers."""
     key = next(
         key for spec in family.fields if spec.names() == ("num_layers",) for key in spec.to_hf({"num_layers": 0})
     )
     lists = {name: _of_layers(config[name], layers, total) for name in _PER_LAYER if config.get(name) is not None}
-    return dict(config) | {key: len(layers)} | lists
+    # What is written is never quantised, whatever the weights were that config.json came with.
+    plain = {name: value for name, value in config.items() if name != "quantization_config"}
+    return plain | {key: len(layers)} | lists
 
 
 def language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:

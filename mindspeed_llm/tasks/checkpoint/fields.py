@@ -102,6 +102,8 @@ class Field:
             return {}
         if self.quiet and value == self._default(settings):
             return {}
+        if self.per_layer and not isinstance(value, list | tuple):
+            return {}  # an interval, which Megatron takes as well
         if self.negated:
             value = not value
         if self.values is not None:

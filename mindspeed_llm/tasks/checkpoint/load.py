@@ -8,11 +8,12 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import families
-from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, language_model
+from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, language_model, with_layers_of
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, topology_of
 from mindspeed_llm.tasks.checkpoint.model import bind
+from mindspeed_llm.tasks.checkpoint.mxfp4 import Mxfp4Source, is_mxfp4
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Source
 from mindspeed_llm.tasks.checkpoint.tables import Family
@@ -57,11 +58,12 @@ def _load_hf(request: ConversionRequest) -> Loaded:
     # Every layer of the source counts here, however few the output will have.
     whole = Topology(mtp_num_layers=settings.get("num_nextn_predict_layers") or 0 if family.mtp else 0)
     expected = bind(family, settings, whole).hf_tensors()
+    stored = open_hf(request.load_dir, family.name_prefixes)
     return Loaded(
         family=family,
         settings=settings,
         config=config,
-        source=HfSource(open_hf(request.load_dir, family.name_prefixes), expected),
+        source=Mxfp4Source(stored, expected) if is_mxfp4(stored, expected) else HfSource(stored, expected),
     )
 
 
@@ -74,6 +76,7 @@ def _load_mg(request: ConversionRequest) -> Loaded:
         config = language_model(read_config(request.hf_cfg_dir))
         where = str(request.hf_cfg_dir / "config.json")
         family = families.of_config(config, where, requested=request.model_type_hf)
+        config = with_layers_of(family, config, arguments, len(topology.noop_layers))
         settings = from_hf_config(family, config, where)
     else:
         where = str(directory.any_file.path)

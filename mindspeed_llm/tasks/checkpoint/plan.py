@@ -58,9 +58,9 @@ class Plan:
 
     files: list[TargetFile]
     taken: set[str] = field(default_factory=set)
-    """Source tensors of which every element is taken."""
+    """Source tensors that are taken, each of them in full."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Source tensors that are not (or not all) taken -> reason."""
+    """Source tensors that are not taken -> reason."""
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +117,7 @@ def plan_mg(model: Model, source: Source, *, iteration: str, params_dtype: torch
             TargetFile(path=f"{iteration}/{rank.folder(model.topology)}/{RANK_FILE}", targets=targets, rank=rank)
         )
     dropped = _account(model, source, used)
-    return Plan(files=files, taken=set(used) - set(dropped), dropped=dropped)
+    return Plan(files=files, taken=set(used), dropped=dropped)
 
 
 def plan_hf(model: Model, source: Source, *, shard_size: int, params_dtype: torch.dtype | None = None) -> Plan:
@@ -162,7 +162,7 @@ def _wanted(dtype: torch.dtype | None, keep: bool, found: set[torch.dtype]) -> t
 
 
 def _account(model: Model, source: Source, used: Mapping[str, set[Box]]) -> dict[str, str]:
-    """Why source tensors are not taken in full.
+    """Why source tensors are not taken. Those that are, are taken in full.
 
     Raises:
         UserError: there is no reason.
@@ -171,8 +171,8 @@ def _account(model: Model, source: Source, used: Mapping[str, set[Box]]) -> dict
     dropped, unexplained = {}, []
     for name in sorted(source.names()):
         if name in used:
-            if (lacking := gap(used[name], expected[name].view)) is not None:
-                dropped[name] = f"only {lacking} are taken"
+            lacking = gap(used[name], expected[name].view)
+            assert lacking is None, f"{name}: the rules take {lacking}"
             continue
         reason = model.why_absent(name)
         if reason is None:

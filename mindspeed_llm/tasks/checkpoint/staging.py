@@ -87,7 +87,7 @@ class Staging:
             self._remove_earlier()
             for path in sorted(self.folder.iterdir()):
                 if path != self.last:
-                    _move(path, self._target / path.name)
+                    os.replace(path, self._target / path.name)
             _sync(self._target)
         for path in sorted(self.last.iterdir()):
             os.replace(path, (self._target if in_place else self.folder) / path.name)
@@ -111,7 +111,7 @@ class Staging:
             for parent in (self._target / name).parents:
                 if parent == self._target:
                     break
-                with contextlib.suppress(OSError):  # somebody else's files are in it
+                with contextlib.suppress(OSError):  # something else is in it, too
                     parent.rmdir()
 
     def _remove(self) -> None:
@@ -159,16 +159,6 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _move(path: Path, to: Path) -> None:
-    """Move a file over another, or a folder; into one that is there, file by file."""
-    if path.is_dir() and to.is_dir():
-        for inner in sorted(path.iterdir()):
-            _move(inner, to / inner.name)
-        path.rmdir()
-    else:
-        os.replace(path, to)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -90,10 +90,10 @@ def verify(
             yield from _forward(folder, file, source, chance, full)
         values = _open(output)
         taken = _accounted(plan, source, values)
-        # Both ways are one where each target is a source tensor.
+        chosen.extend(taken if full else _choose(taken, chance))
+        # Where each target is a source tensor, both ways are one.
         if full and all(file.rank is None for file in plan.files):
             return
-        chosen.extend(taken if full else _choose(taken, chance))
         for name in chosen:
             yield _backward(tensors[name], source, values, chance, full)
 
@@ -187,14 +187,14 @@ def _forward(folder: Path, file: TargetFile, source: Source, chance: random.Rand
 
 def _check_target(file: str, target: Target, boxes: list[Box], view: Callable[[], torch.Tensor], source: Source) -> int:
     values = view().view(target.view)
+    if target.padding is not None and take(values, target.padding).any():
+        raise _failure(f"{file}: {target.key} is not zero where it is padded, at {_words_of(target.padding)}")
     nbytes = 0
     for box in boxes:
         expected = assemble(target, box, source)
         if not _same_bits(expected, take(values, box)):
             raise _failure(f"{file}: {target.key} does not hold what the source has for it at {_words_of(box)}")
         nbytes += expected.nbytes
-    if target.padding is not None and take(values, target.padding).any():
-        raise _failure(f"{file}: {target.key} is not zero where it is padded, at {_words_of(target.padding)}")
     return nbytes
 
 
@@ -233,10 +233,15 @@ def _accounted(plan: Plan, source: Source, output: Source) -> list[str]:
     return sorted(plan.taken)
 
 
+def kind(name: str) -> str:
+    """What names that differ in numbers only have in common."""
+    return re.sub(r"\d+", "*", name)
+
+
 def _choose(names: list[str], chance: random.Random) -> list[str]:
     kinds = defaultdict(list)
     for name in names:
-        kinds[re.sub(r"\d+", "*", name)].append(name)
+        kinds[kind(name)].append(name)
     chosen: list[str] = []
     for members in kinds.values():
         count = max(math.ceil(_CHOSEN_SHARE * len(members)), _CHOSEN_LEAST)

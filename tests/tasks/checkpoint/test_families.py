@@ -145,6 +145,9 @@ def test_ids_of_upstream() -> None:
         "seed-oss deepseek32 magistral deepseek2-lite phi3.5 phi3.5-moe plm mamba2 longcat glm5 minimax_m2 HYV3"
     )
     assert set(upstream.split()) <= set(families.family_ids())
+    for name in ("deepseek4", "deepseek4_base"):
+        with pytest.raises(UserError, match=f"--model-type-hf {name} cannot be converted: .* DeepSeek-V4"):
+            families.by_id(name)
     more = {"mistral", "mixtral", "glm4", "gemma3", "internlm3", "gpt-oss", "llama3", "qwen2", "phi3"}
     assert more <= set(families.family_ids())
     assert len(families.family_ids()) == len(set(families.family_ids()))
@@ -255,6 +258,9 @@ def test_settings_of_training() -> None:
         "output_logit_softcapping": 30.0,
         "window_attn_skip_freq": [1, 0, 1, 0],
     }.items() <= gemma.items()
+    # A training run may say every which layer has full attention.
+    assert "layer_types" in arguments.to_hf_config(families.by_id("gemma2"), gemma)
+    assert "layer_types" not in arguments.to_hf_config(families.by_id("gemma2"), gemma | {"window_attn_skip_freq": 1})
     assert arguments.to_megatron(deepseek, {})["add_bias_linear"] is False
     assert arguments.to_megatron(gemma, {})["group_query_attention"] is True
 
@@ -339,6 +345,12 @@ def test_fewer_layers_take_their_kinds_with_them(hf_toy: Callable[[str], Path], 
             _, _, layer, rest = name.split(".", 3)
             name = f"model.layers.{int(layer) + 1}.{rest}"
         assert torch.equal(value, before[name]), name
+    toys.run(tmp_path / "mg", tmp_path / "again", "--hf-cfg-dir", str(source), of="mg", to="hf")
+    expect_same_hf(tmp_path / "back", tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert [again[key] for key in ("num_hidden_layers", "first_k_dense_replace")] == [3, 0]
+    assert again["indexer_types"] == config["indexer_types"]
+    assert again["mlp_layer_types"] == ["sparse"] * 3 and len(again["layer_types"]) == 3
     toys.run(source, tmp_path / "whole")
     with pytest.raises(UserError, match="would give layers of the Hugging Face output other numbers"):
         toys.run(tmp_path / "whole", tmp_path / "short", *fewer[:2], of="mg", to="hf")

@@ -133,8 +133,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def toy(folder: Path, family: str, **changes: Any) -> Path:
+    """A Hugging Face directory of one of the small models, changed in some keys; see `toy_of`."""
+    return toy_of(folder, CONFIGS[family] | changes)
+
+
+def toy_of(folder: Path, config: Mapping[str, Any]) -> Path:
     """A Hugging Face directory with the tensors that the family's table says, bf16."""
-    config = CONFIGS[family] | changes
     found = of_config(config, "config.json")
     settings = from_hf_config(found, config, "config.json")
     topology = Topology(mtp_num_layers=settings.get("num_nextn_predict_layers") or 0)

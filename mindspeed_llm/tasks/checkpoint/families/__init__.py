@@ -55,6 +55,9 @@ FAMILIES: tuple[Family, ...] = (
     PLM,
     MAMBA2,
 )
+_NO_V4 = "the compressed attention and the hyper-connections of DeepSeek-V4 have no table here"
+# Ids of upstream's converter.
+_WITHOUT_TABLE = {"deepseek4": _NO_V4, "deepseek4_base": _NO_V4}
 
 
 def family_ids() -> list[str]:
@@ -71,6 +74,8 @@ def by_id(name: str) -> Family:
     for family in FAMILIES:
         if name in family.ids:
             return family
+    if name in _WITHOUT_TABLE:
+        raise UserError(f"--model-type-hf {name} cannot be converted: {_WITHOUT_TABLE[name]}")
     raise UserError(f"--model-type-hf {name}: expected one of {', '.join(family_ids())}")
 
 

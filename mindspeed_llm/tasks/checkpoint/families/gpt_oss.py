@@ -50,7 +50,7 @@ GPT_OSS = replace(
     ids=("gpt-oss",),
     architectures=("GptOssForCausalLM",),
     model_type="gpt_oss",
-    models="gpt-oss 20B, 120B (16 bit)",
+    models="gpt-oss 20B, 120B (MXFP4 as published, or 16 bit)",
     fields=(
         *(*SIZES, *norm(1e-5), *rotary(150000.0), *heads(64)),
         Field(mg="add_qkv_bias", hf=("attention_bias",), default=True),
