@@ -137,7 +137,7 @@ def compare(name: str, direction: str, folder: Path, arguments: argparse.Namespa
         if not megatron.exists():
             ours(model, megatron, split)
     mine, theirs, others = [], [], []
-    for number in range(arguments.pairs + 1):
+    for number in range(1 if arguments.toy else 0, arguments.pairs + 1):
         warm(model)
         warm(source)
         mine.append(ours(source, output, flags))

@@ -51,18 +51,24 @@ TINY = {
 """Changes that make either of them a toy."""
 
 
-def make(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
-    """Write a model of this configuration as one safetensors file."""
+def shapes(config: dict[str, Any]) -> dict[str, torch.Size]:
+    """The tensors of a model of this configuration."""
     family = of_config(config, "config.json")
     model = bind(family, from_hf_config(family, config, "config.json"), Topology())
-    tensors = {name: (torch.bfloat16, tensor.shape) for name, tensor in model.hf_tensors().items()}
+    return {name: torch.Size(tensor.shape) for name, tensor in model.hf_tensors().items()}
+
+
+def make(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    """Write a model of this configuration as one safetensors file."""
+    tensors = {name: (torch.bfloat16, shape) for name, shape in shapes(config).items()}
     start, offsets, _ = header(tensors)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(start)
-        for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: offsets[item[0]]):
+        for name in sorted(tensors, key=offsets.__getitem__):
+            dtype, shape = tensors[name]
             file.seek(offsets[name])
             file.write(torch.randn(shape, generator=generator).to(dtype).view(torch.int16).numpy().data)
     return folder
