@@ -57,6 +57,8 @@ class MgTensor:
     pieces: tuple[tuple[str, Piece], ...]
     padding: Box | None = None
     keep_dtype: bool = False
+    is_expert: bool = False
+    """Of routed experts: what expert parallel ranks do not have in common."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +316,7 @@ class Model:
             pieces=placed.pieces,
             padding=placed.padding,
             keep_dtype=item.keep_dtype,
+            is_expert=item.is_expert,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from mindspeed_llm.tasks.checkpoint.mg_reader import RANK_FILE
 from mindspeed_llm.tasks.checkpoint.model import MgTensor, Model
 from mindspeed_llm.tasks.checkpoint.safetensors_file import plan_shards
 from mindspeed_llm.tasks.checkpoint.sources import Source
+from mindspeed_llm.tasks.checkpoint.tables import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +70,20 @@ class Plan:
 
 
 def rank_targets(
-    model: Model, rank: Rank, source: Source, params_dtype: torch.dtype | None = None
+    model: Model,
+    rank: Rank,
+    source: Source,
+    params_dtype: torch.dtype | None = None,
+    *,
+    only: Callable[[Entry], bool] | None = None,
 ) -> Iterator[tuple[MgTensor, Target]]:
-    """The tensors of one rank as a training job or a rank file needs them.
+    """The tensors of one rank as a training job or a rank file needs them; `only` leaves out entries of the table.
 
     Raises:
         UserError: a source tensor is missing, or the parts of one tensor differ in dtype.
     """
     available = source.names()
-    for tensor in model.rank_tensors(rank):
+    for tensor in model.rank_tensors(rank, only=only):
         for name, _ in tensor.pieces:
             if name not in available:
                 raise UserError(
@@ -107,17 +113,28 @@ def plan_mg(model: Model, source: Source, *, iteration: str, params_dtype: torch
     """
     files = []
     used: dict[str, set[Box]] = defaultdict(set)
+    of_first: dict[tuple[int, int], list[tuple[MgTensor, Target]]] = {}
     for rank in ranks(model.topology):
-        targets = []
-        for tensor, target in rank_targets(model, rank, source, params_dtype):
-            targets.append(target)
-            for name, piece in tensor.pieces:
+        # Ranks that differ in expert parallelism only have all but their experts in common.
+        known = of_first.setdefault((rank.tp, rank.pp), [])
+        found = rank_targets(model, rank, source, params_dtype, only=_is_expert if known else None)
+        if known:
+            targets = [next(found)[1] if tensor.is_expert else target for tensor, target in known]
+        else:
+            known += found
+            targets = [target for _, target in known]
+        for target in targets:
+            for name, piece in target.pieces:
                 used[name].add(piece.hf_box)
         files.append(
             TargetFile(path=f"{iteration}/{rank.folder(model.topology)}/{RANK_FILE}", targets=targets, rank=rank)
         )
     dropped = _account(model, source, used)
     return Plan(files=files, taken=set(used), dropped=dropped)
+
+
+def _is_expert(item: Entry) -> bool:
+    return item.is_expert
 
 
 def plan_hf(model: Model, source: Source, *, shard_size: int, params_dtype: torch.dtype | None = None) -> Plan:
