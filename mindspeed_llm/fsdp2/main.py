@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.checkpoint.resume_source import check_resume
+from mindspeed_llm.fsdp2.checkpoint.resume_source import LATEST, check_resume
 from mindspeed_llm.fsdp2.config import (
     Config,
     check_config,
@@ -60,11 +60,15 @@ def main(argv: list[str]) -> int:
     from mindspeed_llm.fsdp2.data.validate import validate_data
 
     validate_data(config)
-    if invocation.check_only:
+    changes = None
+    if invocation.check_only or config.training.resume_from_checkpoint != LATEST:
         from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_planned_resume
+
+        # Before anything is made. What `latest` stands for, a run knows only once it has read the files.
+        changes = check_planned_resume(config)
+    if invocation.check_only:
         from mindspeed_llm.fsdp2.plan.report import print_plan
 
-        changes = check_planned_resume(config)
         if changes is not None:
             logger.warning(changes)
         if os.environ.get("RANK", "0") == "0":
@@ -232,7 +236,8 @@ def _resume_line(folder: Path, manifest: Manifest, ranks: int) -> str:
         return f"Weights from {folder}, which holds the model only: training starts at step 0"
     line = f"Resumed from {folder} after step {manifest.step}"
     if manifest.topology["ranks"] != ranks:
-        line += f" on {ranks} ranks instead of {manifest.topology['ranks']} (dropout draws new numbers)"
+        now = f"{ranks} rank{'s' if ranks > 1 else ''}"
+        line += f" on {now} instead of {manifest.topology['ranks']} (dropout draws new numbers)"
     return line
 
 

@@ -156,6 +156,14 @@ def test_a_finished_run(place: Workplace) -> None:
     assert (run / "metrics.jsonl").read_text() == lines
     rows = place.run("run", 2, max_steps=3, **options)
     assert all(rank["code"] == 2 and "training.max_steps = 3 lies before" in rank["error"] for rank in rows)
+    # The export of a later step is not that of the checkpoint which is asked for.
+    place.run("run", 2, max_steps=6, **options)
+    name = next(iter(expected))
+    assert not torch.equal(exported(run)[name], expected[name])
+    back = {**options, "resume_from_checkpoint": str(run / "checkpoints" / "global_step_4")}
+    assert ends(place.run("run", 2, max_steps=4, **back)) == [(0, None)] * 2
+    found = exported(run)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_other_settings_and_other_data(place: Workplace) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mindspeed_llm.files import sync_folder, write_durably
 from mindspeed_llm.fsdp2.checkpoint import manifest as layout
 from mindspeed_llm.fsdp2.checkpoint import retention
 from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
@@ -198,7 +199,9 @@ class CheckpointManager:
         """
 
         def is_there() -> bool:
-            if not self.is_own(checkpoint):
+            # The export is of the run's last step: of an earlier checkpoint it is another model.
+            newest = self.newest()
+            if newest is None or newest.resolve() != checkpoint.resolve():
                 return False
             export, saved = self._output_dir / "config.json", checkpoint / layout.FILE_NAME
             return export.exists() and export.stat().st_mtime >= saved.stat().st_mtime
@@ -334,13 +337,13 @@ class CheckpointManager:
                 config=self._facts.config,
             ),
         )
-        layout.sync_folder(temporary / layout.EXTRA_STATE)
-        layout.sync_folder(temporary)
+        sync_folder(temporary / layout.EXTRA_STATE)
+        sync_folder(temporary)
         # Before the new one is there, so that `latest` is at no moment a checkpoint of another line.
         others = [step for step in self._foreign_steps(self._folder, self._written) if step != self._source]
         retention.set_aside_steps(self._folder, others)
         retention.replace(self._folder, final.name, temporary)
-        layout.write_durably(self._folder / layout.LATEST, final.name + "\n")
+        write_durably(self._folder / layout.LATEST, final.name + "\n")
         self._written.add(job.step)
         self._source = None
         retention.set_aside_steps(self._folder, self._foreign_steps(self._folder, self._written))

@@ -16,7 +16,6 @@ hashes. Nothing here needs torch.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -25,6 +24,9 @@ from typing import Any
 
 import xxhash
 
+from mindspeed_llm.files import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
+from mindspeed_llm.files import hash_file, write_durably
+
 FOLDER = "checkpoints"
 EXPORTS = "hf"
 STEP_PREFIX = "global_step_"
@@ -32,13 +34,11 @@ LATEST = "latest"
 FILE_NAME = "manifest.json"
 METADATA = ".metadata"
 EXTRA_STATE = "extra_state"
-TEMPORARY_SUFFIX = ".tmp"
 FORMAT = 1
 # What the trainer needs to go on, in `Manifest.progress`.
 PROGRESS = ("step", "samples", "tokens", "layouts", "loss_scaler", "interval")
 
 _STEP_FOLDER = re.compile(rf"{STEP_PREFIX}(\d+)")
-_CHUNK = 1 << 22
 _CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"\n}\n\Z')
 
 
@@ -108,15 +108,6 @@ def read_latest(output_dir: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError):
         return None  # the pointer is a convenience for people; the directories themselves are what counts
-
-
-def hash_file(path: Path) -> str:
-    """xxh3-128 of a file's bytes as hex. It finds damage; it is no protection against forgery."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -209,27 +200,3 @@ def check_files(
     """`check_file` for `names` (all files where None)."""
     for name in sorted(manifest.files) if names is None else names:
         check_file(folder, manifest, name, with_hash=with_hash)
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small text file so that a crash leaves the old content or the new one: temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Push a directory's entries to the disk: a rename is durable only after that."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

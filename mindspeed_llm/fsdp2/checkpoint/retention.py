@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mindspeed_llm.files import sync_folder, write_durably
 from mindspeed_llm.fsdp2.checkpoint import manifest as layout
 from mindspeed_llm.observability.log import get_logger
 
@@ -50,7 +51,7 @@ def set_aside_all(output_dir: Path) -> None:
         os.rename(home, target)
         # A link must not be left without a target, and others may look into the folder at this moment.
         home.mkdir()
-        layout.sync_folder(home.parent)
+        sync_folder(home.parent)
     logger.info(
         "An earlier run left %s in %s: set aside as %s",
         " and ".join("exports" if folder.name == layout.EXPORTS else "checkpoints" for folder in folders),
@@ -85,12 +86,12 @@ def replace(folder: Path, name: str, temporary: Path) -> None:
     final = folder / name
     if not final.exists():
         os.rename(temporary, final)
-        layout.sync_folder(folder)
+        sync_folder(folder)
         return
     outdated = final.with_name(name + _REPLACED)
     os.rename(final, outdated)
     os.rename(temporary, final)
-    layout.sync_folder(folder)
+    sync_folder(folder)
     _set_aside_replaced(outdated)
 
 
@@ -152,24 +153,24 @@ def _set_aside_replaced(path: Path) -> None:
     target = _beside(path.parent, _free_number([path.parent])) / path.name.removesuffix(_REPLACED)
     target.parent.mkdir(exist_ok=True)
     os.rename(path, target)
-    layout.sync_folder(target.parent)
+    sync_folder(target.parent)
     logger.info("%s was replaced: the earlier one is set aside as %s", path.parent / target.name, target)
 
 
 def _move(folder: Path, steps: Iterable[int], number: int) -> None:
     steps = list(steps)
     intention, target = folder / _INTENTION, _beside(folder, number)
-    layout.write_durably(intention, json.dumps({"steps": steps, "number": number}))
+    write_durably(intention, json.dumps({"steps": steps, "number": number}))
     target.mkdir(exist_ok=True)
     for step in steps:
         source = folder / layout.step_name(step)
         if source.exists():
             os.rename(source, target / source.name)
-    layout.sync_folder(target)
-    layout.sync_folder(folder)
+    sync_folder(target)
+    sync_folder(folder)
     intention.unlink()
     # On the disk before anything else takes these names, or it would be moved after a power cut.
-    layout.sync_folder(folder)
+    sync_folder(folder)
 
 
 def set_aside_folders(output_dir: Path) -> list[Path]:

@@ -7,7 +7,6 @@ request for a slice on to the parts, so that a rank reads only what it keeps.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
+from mindspeed_llm.tasks.checkpoint.weight_index import indexed_files, read_index
 
 _PICKLE_SUFFIXES = (".bin", ".pt")
 # (usual name, pattern of other names), in the order in which they are looked for.
@@ -181,7 +181,7 @@ def _weight_files(folder: Path) -> list[Path]:
     for single, pattern in _LAYOUTS:
         index = folder / f"{single}.index.json"
         if single and index.is_file():
-            return _indexed_files(index)
+            return indexed_files(index)
         # Alone where it exists: training_args.bin and the like may lie beside it.
         if single and (folder / single).is_file():
             return [folder / single]
@@ -206,25 +206,5 @@ def indexed_names(folder: Path) -> list[str]:
     """
     for single, _ in _LAYOUTS:
         if single and (index := folder / f"{single}.index.json").is_file():
-            return list(_read_index(index))
+            return list(read_index(index))
     return []
-
-
-def _read_index(index: Path) -> dict[str, str]:
-    try:
-        return {
-            str(name): str(file) for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
-        }
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{index}: not a weight index ({error!r}); expected an object with weight_map") from error
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    names = sorted(set(_read_index(index).values()))
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        raise UserError(
-            f"{index} names {len(names)} files, of which {len(missing)} are missing: {', '.join(missing[:5])}; "
-            "copy them into the directory"
-        )
-    return [index.parent / name for name in names]

@@ -4,12 +4,12 @@ python -m mindspeed_llm.fsdp2.config.reference [DOCS_FOLDER]
 """
 
 import sys
-from pathlib import Path
 
 from mindspeed_llm.fsdp2.config.config import SECTIONS
 from mindspeed_llm.fsdp2.config.fields import REQUIRED, FieldSpec
 from mindspeed_llm.fsdp2.config.help import full_doc, section_fields, shown
 from mindspeed_llm.fsdp2.config.inert import IDLE
+from mindspeed_llm.reference_pages import table, write_pages
 
 _FILE = "fsdp2_arguments.md"
 _COLUMNS = {
@@ -46,30 +46,21 @@ def reference_page(language: str) -> str:
     lines = [f"# {texts['title']}", "", texts["introduction"]]
     for section, section_class in SECTIONS.items():
         lines += ["", f"## {texts['section'].format(section)}", "", str(section_class.__doc__), ""]
-        lines += ["| " + " | ".join(_COLUMNS[language]) + " |", "|---|---|---|---|"]
-        lines += [_row(spec, texts["required"]) for spec in section_fields(section)]
+        lines += table(_COLUMNS[language], (_row(spec, texts["required"]) for spec in section_fields(section)))
     return "\n".join(lines) + "\n"
 
 
-def _row(spec: FieldSpec, required: str) -> str:
+def _row(spec: FieldSpec, required: str) -> tuple[str, str, str, str]:
     default = required if spec.default is REQUIRED else f"`{shown(spec.default)}`"
     meaning = full_doc(spec)
     if spec.key in IDLE:
         meaning += f" Depends on `{IDLE[spec.key].because}`."
-    return f"| `{spec.name}` | {_cell(spec.expected)} | {default} | {_cell(meaning)} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+    return f"`{spec.name}`", spec.expected, default, meaning
 
 
 def main(argv: list[str]) -> None:
     """Write the pages below the folder `argv[0]`, by default `docs`."""
-    docs = Path(argv[0] if argv else "docs")
-    for language in _TEXTS:
-        page = docs / language / _FILE
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(reference_page(language), encoding="utf-8")
+    write_pages(reference_page, _FILE, _TEXTS, argv)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.mapped_file import MappedFile
 from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
+from mindspeed_llm.tasks.checkpoint.weight_index import indexed_files
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYOUTS = (
@@ -92,7 +93,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     for index, single, pattern in _LAYOUTS:
         if (folder / index).is_file():
-            return _indexed(folder / index)
+            return indexed_files(folder / index)
         if (folder / single).is_file():
             return [folder / single]
         if found := sorted(folder.glob(pattern)):
@@ -101,20 +102,6 @@ def weight_files(folder: Path) -> list[Path]:
         f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, or one of their .index.json with "
         "the files that it names"
     )
-
-
-def _indexed(index: Path) -> list[Path]:
-    try:
-        names = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{index}: not a weight index ({error!r}); expected an object with weight_map") from None
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
-        raise UserError(
-            f"{index} names {len(names)} files, of which {len(missing)} are missing: {', '.join(missing[:5])}; copy "
-            "them into the directory"
-        )
-    return [index.parent / name for name in names]
 
 
 def open_weight_file(path: Path) -> dict[str, StoredHf]:

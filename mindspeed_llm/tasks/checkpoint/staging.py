@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import sync_folder
+from mindspeed_llm.locks import FileLock, LockIsHeld
 
 # Any of these makes a folder a checkpoint for somebody.
 _WEIGHTS = ("latest_checkpointed_iteration.txt", "iter_*", "release", "*.safetensors", "*.bin", "*.index.json")
@@ -24,7 +25,7 @@ class Staging:
     """A folder beside the output folder, which becomes it. A context manager: leaving removes what was not published.
 
     A kill leaves `<folder>.partial`, which nothing takes for a checkpoint and the next conversion removes. While one
-    runs it holds a lock on that folder, so that another one to the same place is refused and not mixed up with it.
+    runs it holds a lock beside that folder, so that another one to the same place is refused and not mixed up with it.
     """
 
     def __init__(self, folder: Path, *, nbytes: int, earlier: Mapping[str, int] | None = None) -> None:
@@ -44,12 +45,17 @@ class Staging:
         self.last = self.folder / _LAST
         """Where to put what makes the output a checkpoint: it comes to its place when all else is on the disk."""
         self._earlier = earlier or {}
+        # Beside the folder, which is renamed with all that is in it.
+        self._lock = FileLock(
+            self.folder.with_name(f"{self.folder.name}.lock"),
+            without_locks="do not start two conversions to one folder",
+        )
         if self._target.exists() and not self._target.is_dir():
             raise UserError(f"--save-dir {folder} is a file; expected a folder, or a name that does not exist")
         _refuse_weights(folder, self._target, earlier)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(folder, self.folder)
+            _take(self._lock, folder, self.folder)
         except OSError as error:
             raise UserError(f"--save-dir {folder}: cannot be made there ({error.strerror}: {error.filename})") from None
         try:
@@ -80,25 +86,25 @@ class Staging:
         """Move everything to the output folder, what is in `last` at the end. All files must be on the disk."""
         for path in sorted(self.folder.rglob("*")):
             if path.is_dir():
-                _sync(path)
-        _sync(self.folder)
+                sync_folder(path)
+        sync_folder(self.folder)
         in_place = self._target.exists() and any(self._target.iterdir())
         if in_place:
             self._remove_earlier()
             for path in sorted(self.folder.iterdir()):
                 if path != self.last:
                     os.replace(path, self._target / path.name)
-            _sync(self._target)
+            sync_folder(self._target)
         for path in sorted(self.last.iterdir()):
             os.replace(path, (self._target if in_place else self.folder) / path.name)
         self.last.rmdir()
         if in_place:
-            _sync(self._target)
+            sync_folder(self._target)
         else:
-            _sync(self.folder)
+            sync_folder(self.folder)
             # Renaming a folder over an empty one is one step.
             os.rename(self.folder, self._target)
-        _sync(self._target.parent)
+        sync_folder(self._target.parent)
 
     def _remove_earlier(self) -> None:
         # What makes it a checkpoint goes first: nobody must find half of it.
@@ -106,7 +112,7 @@ class Staging:
         for name in sorted(self._earlier, key=lambda name: (name not in names, name)):
             (self._target / name).unlink(missing_ok=True)
             if name in names:
-                _sync(self._target)
+                sync_folder(self._target)
         for name in self._earlier:
             for parent in (self._target / name).parents:
                 if parent == self._target:
@@ -116,7 +122,9 @@ class Staging:
 
     def _remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        with contextlib.suppress(OSError):  # a folder that has become read-only; the lock itself ends here
+            self._lock.remove()
+        self._lock.release()
 
 
 def _refuse_weights(named: Path, folder: Path, earlier: Mapping[str, int] | None) -> None:
@@ -138,19 +146,14 @@ def _refuse_weights(named: Path, folder: Path, earlier: Mapping[str, int] | None
                 )
 
 
-def _lock(named: Path, folder: Path) -> int:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _take(lock: FileLock, named: Path, folder: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        lock.take()
+    except LockIsHeld as held:
         raise UserError(
-            f"--save-dir {named} is being written by another conversion, in {folder}; wait for its end, or choose "
-            "another folder"
+            f"--save-dir {named} is being written by another conversion ({held.holder}), in {folder}; wait for its "
+            "end, or choose another folder"
         ) from None
-    except OSError:
-        pass  # a file system that knows no locks
-    return descriptor
 
 
 def _empty(folder: Path) -> None:
@@ -167,11 +170,3 @@ def write_text(path: Path, text: str) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

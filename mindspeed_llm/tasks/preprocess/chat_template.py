@@ -368,8 +368,9 @@ class ChatTemplateRenderer:
         text = self._render(exchanged, tools)
         other_ids, other_marked = self._masked(exchanged, tools)
         same = [ids[a:b] for a, b in marked] == [other_ids[a:b] for a, b in other_marked]
-        known_ids, offsets = self._tokenizer.encode_with_offsets(text)
-        if same and list(known_ids) == other_ids:
+        encoded = self._tokenizer.encode_with_offsets(text)
+        if same and encoded is not None and list(encoded[0]) == other_ids:
+            offsets = encoded[1]
             spans = [(offsets[a][0], offsets[b - 1][1]) for a, b in other_marked]
             found = generation_marks.owners(text, spans, marks)
         if found is None:

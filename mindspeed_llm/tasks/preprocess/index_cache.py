@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import hash_ends, hash_file
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader, bin_file, idx_file, temporary_name
 
 _LOG = logging.getLogger("mindspeed_llm")
 
 _FORMAT = 1
-_READ_BYTES = 16 << 20
-_END_BYTES = 1 << 16
 # Of the data set's name; file systems allow 255 bytes.
 _NAME_LENGTH = 100
 
@@ -89,11 +87,7 @@ def index_identity(reader: IndexedReader) -> dict[str, Any]:
     the `.bin` only.
     """
     data = bin_file(reader.prefix)
-    with data.open("rb") as stream:
-        first = stream.read(_END_BYTES)
-        stream.seek(max(0, data.stat().st_size - _END_BYTES))
-        ends = xxhash.xxh3_128_hexdigest(first + stream.read())
-    return {"idx": _checksum(idx_file(reader.prefix)), "bin_size": data.stat().st_size, "bin_ends": ends}
+    return {"idx": hash_file(idx_file(reader.prefix)), "bin_size": data.stat().st_size, "bin_ends": hash_ends(data)}
 
 
 class IndexCache:
@@ -187,9 +181,9 @@ def _save(description: Path, key: Mapping[str, Any], arrays: Arrays) -> None:
         try:
             with temporary.open("wb") as stream:
                 np.save(stream, array, allow_pickle=False)
-            facts[name] = {"shape": list(array.shape), "dtype": array.dtype.str, "xxh3": _checksum(temporary)}
+            facts[name] = {"shape": list(array.shape), "dtype": array.dtype.str, "xxh3": hash_file(temporary)}
             # Where another node has just written the same, its processes may have mapped it: it stays.
-            if not (file.is_file() and _checksum(file) == facts[name]["xxh3"]):
+            if not (file.is_file() and hash_file(file) == facts[name]["xxh3"]):
                 temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
@@ -207,16 +201,7 @@ def _load(description: Path) -> Arrays:
     arrays = {}
     for name, fact in facts.items():
         file = _array_file(description, name)
-        if _checksum(file) != fact["xxh3"]:
+        if hash_file(file) != fact["xxh3"]:
             raise ValueError(f"{file.name} is not what was written")
         arrays[name] = _map(file)
     return arrays
-
-
-def _checksum(file: Path) -> str:
-    """xxh3-128 of a file's bytes."""
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while block := stream.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

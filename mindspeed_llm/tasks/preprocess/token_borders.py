@@ -11,8 +11,9 @@ def token_borders(tokenizer: Tokenizer, text: str) -> tuple[list[int], Callable[
 
     A token that holds text of both prompt and reply, such as " then" in "ASSISTANT: then", belongs to the reply.
     """
-    if tokenizer.is_fast:
-        ids, offsets = tokenizer.encode_with_offsets(text)
+    encoded = tokenizer.encode_with_offsets(text)
+    if encoded is not None:
+        ids, offsets = encoded
         starts, ends = [start for start, _ in offsets], [end for _, end in offsets]
 
         def behind(character: int) -> int:

@@ -98,7 +98,7 @@ def test_a_kill_while_replacing_leaves_no_mixture(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patched:
         patched.setattr(staging.os, "replace", killed)
-        patched.setattr(Staging, "_remove", lambda self: os.close(self._lock))
+        patched.setattr(Staging, "_remove", lambda self: self._lock.release())
         with pytest.raises(Killed):
             toys.run(source, tmp_path / "mg", "--overwrite")
     expect_unloadable(tmp_path / "mg", "mg")

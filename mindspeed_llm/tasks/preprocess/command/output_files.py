@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
-_READ_BYTES = 8 << 20
-_END_BYTES = 1 << 16
+from mindspeed_llm.files import hash_ends, hash_file
 
 
 def written(file: Path) -> dict[str, Any]:
     """What is noted of a file: size in bytes, time of change, hashes of all of it and of its two ends."""
     status = file.stat()
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": _hash(file), "ends": _hash_of_ends(file)}
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "hash": hash_file(file), "ends": hash_ends(file)}
 
 
 def is_as_written(file: Path, note: Mapping[str, Any]) -> bool:
@@ -27,21 +24,6 @@ def is_as_written(file: Path, note: Mapping[str, Any]) -> bool:
     if not file.is_file():
         return False
     status = file.stat()
-    if status.st_size != note["size"] or _hash_of_ends(file) != note["ends"]:
+    if status.st_size != note["size"] or hash_ends(file) != note["ends"]:
         return False
-    return status.st_mtime_ns == note["mtime_ns"] or _hash(file) == note["hash"]
-
-
-def _hash(file: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with file.open("rb", buffering=0) as stream:
-        while block := stream.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _hash_of_ends(file: Path) -> str:
-    with file.open("rb") as stream:
-        first = stream.read(_END_BYTES)
-        stream.seek(max(0, file.stat().st_size - _END_BYTES))
-        return xxhash.xxh3_128_hexdigest(first + stream.read())
+    return status.st_mtime_ns == note["mtime_ns"] or hash_file(file) == note["hash"]

@@ -4,11 +4,11 @@ python -m mindspeed_llm.tasks.preprocess.command.reference [DOCS_FOLDER]
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import Field
-from pathlib import Path
 from typing import Any
 
+from mindspeed_llm.reference_pages import table, write_pages
 from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS, GROUPS, flag_of
 from mindspeed_llm.tasks.preprocess.command.refused import INERT, REFUSED, REFUSED_VALUES
 from mindspeed_llm.tasks.preprocess.handler_flags import USED_BY
@@ -68,16 +68,16 @@ def reference_page(language: str) -> str:
     lines = [f"# {texts['title']}", "", texts["introduction"]]
     for group, title in GROUPS.items():
         rows = (_row(flag, spec) for flag, spec in FLAGS.items() if spec.metadata["group"] == group)
-        lines += ["", f"## {title}", "", *_table(texts["flags"], rows)]
+        lines += ["", f"## {title}", "", *table(texts["flags"], rows)]
     handlers = ((f"`{handler.name}`", handler.kind, handler.doc) for handler in HANDLERS.values())
-    lines += ["", f"## {texts['handlers']}", "", *_table(texts["handler"], handlers)]
-    lines += ["", f"## {texts['uses']}", "", texts["uses_introduction"], "", *_table(texts["use"], _uses())]
+    lines += ["", f"## {texts['handlers']}", "", *table(texts["handler"], handlers)]
+    lines += ["", f"## {texts['uses']}", "", texts["uses_introduction"], "", *table(texts["use"], _uses())]
     names = ", ".join(f"`{name}`" for name in template_names())
     lines += ["", f"## {texts['templates']}", "", texts["templates_introduction"], "", names]
-    lines += ["", f"## {texts['keys']}", "", texts["keys_introduction"], "", *_table(texts["key"], _files())]
+    lines += ["", f"## {texts['keys']}", "", texts["keys_introduction"], "", *table(texts["key"], _files())]
     refused = [*REFUSED.items(), *((f"{flag} {value}", why) for (flag, value), why in REFUSED_VALUES.items())]
     rows = ((f"`{flag}`", reason) for flag, reason in refused)
-    lines += ["", f"## {texts['refused']}", "", *_table(texts["refusal"], rows)]
+    lines += ["", f"## {texts['refused']}", "", *table(texts["refusal"], rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -115,22 +115,9 @@ def _files() -> Iterator[tuple[str, str]]:
         yield kind, ", ".join(f"`{name}`" for name in names)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(map(_cell, row)) + " |" for row in rows]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
-
-
 def main(argv: list[str]) -> None:
     """Write the pages below the folder `argv[0]`, by default `docs`."""
-    docs = Path(argv[0] if argv else "docs")
-    for language in _TEXTS:
-        page = docs / language / _FILE
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(reference_page(language), encoding="utf-8")
+    write_pages(reference_page, _FILE, _TEXTS, argv)
 
 
 if __name__ == "__main__":

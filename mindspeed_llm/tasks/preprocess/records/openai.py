@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspeed_llm.tasks.preprocess.records.conversation import Conversation, Message, bad_role
 from mindspeed_llm.tasks.preprocess.records.fields import RecordFields
+from mindspeed_llm.tasks.preprocess.records.message_lists import read_messages, read_reply
 
 COLUMNS = {
     "messages": "messages",
@@ -21,31 +22,29 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function", "funct
 
 def messages(fields: RecordFields) -> Conversation:
     """All messages; a system message at the front wins over the system column."""
-    system, found, turns = fields.text("system"), [], fields.items("messages", required=True)
-    for position, turn in enumerate(turns):
-        if fields.turn_value(turn, "role") in ("system", "developer") and position == 0:
-            system = _text(fields, turn.get("content"))
-        else:
-            found.append(_message(fields, turn, position + 1))
-    place = len(turns) - len(found) + 1
-    return Conversation(found, system=system, tools=fields.tools(), first_place=place)
+    return read_messages(fields, is_system=_is_system, content=_content, message=_message)
 
 
 def reply(fields: RecordFields, role: str) -> Message:
     """The chosen or rejected reply: a message as it stands in the conversation."""
-    value = fields.value(role, required=True)
-    if not isinstance(value, dict):
-        raise fields.wrong_type(fields.column(role), "a message", value)
-    return _message(fields, value)
+    return read_reply(fields, role, _message)
 
 
-def _message(fields: RecordFields, turn: dict[str, Any], place: int = 0) -> Message:
+def _is_system(fields: RecordFields, turn: Any) -> bool:
+    return fields.turn_value(turn, "role") in ("system", "developer")
+
+
+def _content(fields: RecordFields, turn: dict[str, Any]) -> str:
+    return _text(fields, turn.get("content"))
+
+
+def _message(fields: RecordFields, turn: dict[str, Any], place: int) -> Message:
     role = fields.turn_value(turn, "role")
     if role == "user":
-        return Message("user", _text(fields, turn.get("content")))
+        return Message("user", _content(fields, turn))
     if role in ("tool", "function"):
         call_id = fields.as_text(turn.get("tool_call_id") or "", "tool_call_id")
-        return Message("observation", _text(fields, turn.get("content")), call_id=call_id)
+        return Message("observation", _content(fields, turn), call_id=call_id)
     if role not in ("assistant", "function_call"):
         raise bad_role(role, place, _ROLES, is_system=place > 0 and role in ("system", "developer"))
     calls = turn.get("tool_calls") or []

@@ -4,6 +4,7 @@ from typing import Any
 
 from mindspeed_llm.tasks.preprocess.records.conversation import Conversation, Message, bad_role
 from mindspeed_llm.tasks.preprocess.records.fields import RecordFields
+from mindspeed_llm.tasks.preprocess.records.message_lists import read_messages, read_reply
 
 COLUMNS = {
     "messages": "conversations",
@@ -33,25 +34,19 @@ _ROLES = {
 
 def messages(fields: RecordFields) -> Conversation:
     """All messages; a system message at the front wins over the system column."""
-    system, found, turns = fields.text("system"), [], fields.items("messages", required=True)
-    for position, turn in enumerate(turns):
-        if position == 0 and fields.turn_value(turn, str(fields.tags["role_tag"])) == fields.tags["system_tag"]:
-            system = _content(fields, turn)
-        else:
-            found.append(_message(fields, turn, position + 1))
-    place = len(turns) - len(found) + 1
-    return Conversation(found, system=system, tools=fields.tools(), first_place=place)
+    return read_messages(fields, is_system=_is_system, content=_content, message=_message)
 
 
 def reply(fields: RecordFields, role: str) -> Message:
     """The chosen or rejected reply: a message as it stands in the conversation."""
-    value = fields.value(role, required=True)
-    if not isinstance(value, dict):
-        raise fields.wrong_type(fields.column(role), "a message", value)
-    return _message(fields, value)
+    return read_reply(fields, role, _message)
 
 
-def _message(fields: RecordFields, turn: Any, place: int = 0) -> Message:
+def _is_system(fields: RecordFields, turn: Any) -> bool:
+    return fields.turn_value(turn, str(fields.tags["role_tag"])) == fields.tags["system_tag"]
+
+
+def _message(fields: RecordFields, turn: Any, place: int) -> Message:
     name = fields.turn_value(turn, str(fields.tags["role_tag"]))
     roles = {fields.tags[tag]: role for tag, role in _ROLES.items()}
     if not isinstance(name, str) or name not in roles:

@@ -33,11 +33,10 @@ class TokenizerOptions:
 class Tokenizer(Protocol):
     """Text to token ids and back; names and meaning are those of transformers.
 
-    `is_fast` says that `encode_with_offsets` works. `runs_in_threads` says that encoding leaves other Python threads
-    running and may be called from several threads at once. The tokens are None where the tokenizer has none.
+    `runs_in_threads` says that encoding leaves other Python threads running and may be called from several threads at
+    once. The tokens are None where the tokenizer has none.
     """
 
-    is_fast: bool
     runs_in_threads: bool
 
     @property
@@ -75,8 +74,8 @@ class Tokenizer(Protocol):
         """The same as (ids of all texts end to end, length of each), int32: what takes the least time for documents."""
         ...
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids without special tokens, and the span of characters of each; fast tokenizers only."""
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]] | None:
+        """Ids without special tokens, and the span of characters of each; None where the tokenizer knows no spans."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:

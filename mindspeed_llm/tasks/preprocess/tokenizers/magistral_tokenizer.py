@@ -17,7 +17,6 @@ _BOS, _EOS, _PAD = "<s>", "</s>", "<pad>"
 class MagistralTokenizer:
     """Wraps Mistral's tokenizer; with special tokens a text begins with its begin token, as transformers has it."""
 
-    is_fast = False
     runs_in_threads = False
     chat_template: str | None = None
 
@@ -79,8 +78,8 @@ class MagistralTokenizer:
     def encode_flat(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
         return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        raise NotImplementedError("only fast tokenizers give offsets")
+    def encode_with_offsets(self, text: str) -> None:
+        """The library gives no spans."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy

@@ -23,7 +23,6 @@ class RustTokenizer:
     the import takes seconds. `content_hash` is a hash of what the backend was made from.
     """
 
-    is_fast = True
     runs_in_threads = True
 
     def __init__(

@@ -14,7 +14,6 @@ from mindspeed_llm.tasks.preprocess.tokenizers.rust_tokenizer import hash_of_fil
 class SentencePieceTokenizer:
     """Wraps a sentencepiece model; it puts nothing around texts, and control pieces in a text stay text."""
 
-    is_fast = False
     runs_in_threads = False
     chat_template: str | None = None
 
@@ -72,8 +71,8 @@ class SentencePieceTokenizer:
     def encode_flat(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
         return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens))
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        raise NotImplementedError("only fast tokenizers give offsets")
+    def encode_with_offsets(self, text: str) -> None:
+        """The library gives no spans."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         plain: list[int] = np.asarray(ids, dtype=np.int64).tolist()

@@ -26,7 +26,6 @@ class TransformersTokenizer:
         self.tokenizer = tokenizer
         self._backend = _plain_backend(tokenizer)
         self._documents = GigatokenPath(self._backend) if is_final and self._backend is not None else None
-        self.is_fast = bool(getattr(tokenizer, "is_fast", False))
         self.runs_in_threads = self._backend is not None
 
     @property
@@ -84,7 +83,9 @@ class TransformersTokenizer:
         found = self._documents.encode_flat(texts, add_special_tokens) if self._documents is not None else None
         return to_flat(self.encode_batch(texts, add_special_tokens=add_special_tokens)) if found is None else found
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]] | None:
+        if not getattr(self.tokenizer, "is_fast", False):
+            return None
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return encoded["input_ids"], encoded["offset_mapping"]
 
