@@ -1,0 +1,28 @@
+"""megatron-core's configuration of a transformer, and what ours has beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+@dataclass
+class LlmConfig(TransformerConfig):
+    """`TransformerConfig` with the fields that modules of this package read. Keyword arguments only."""
+
+    vocab_size: int = 0
+    """Tokens of the model; the embedding may have more rows, for which no token stands."""
+    flash_attention: bool = False
+    """Attention by the device's fused kernel, which does not keep the scores."""
+    fused_rmsnorm: bool = False
+    """Norms by the device's fused kernel."""
+    fused_rotary: bool = False
+    """Rotary positions by the device's fused kernel."""
+    fused_swiglu: bool = False
+    """The activation of gated MLPs by the device's fused kernel."""
+    rope_scaling: dict[str, Any] | None = None
+    """How rotary positions are stretched, in the words of transformers: `rope_type`, `factor`, ..."""
+    noop_layers: tuple[int, ...] = ()
+    """Positions of layers that do nothing, counted with them."""

@@ -1,0 +1,58 @@
+"""The model of the Megatron backend: megatron-core's, with stretched rotary positions and without padded tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from torch import Tensor, nn
+
+from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.rotary import ScaledRotaryEmbedding
+
+
+class LlmGptModel(GPTModel):
+    """megatron-core's `GPTModel`, see there; shapes are [B, S] for tokens and [S, B, H] inside.
+
+    The rows of the embedding that stand for no token (padding of the vocabulary) have logits of minus infinity, so that
+    they take no part in softmax, loss and sampling, and get no gradient.
+    """
+
+    config: LlmConfig
+
+    def __init__(self, config: LlmConfig, *arguments: Any, rotary_percent: float = 1.0, **options: Any) -> None:
+        super().__init__(config, *arguments, rotary_percent=rotary_percent, **options)
+        if hasattr(self, "rotary_pos_emb"):
+            self.rotary_pos_emb = ScaledRotaryEmbedding(
+                config.kv_channels,
+                rotary_percent,
+                self.rotary_base,
+                config.rope_scaling,
+                rotary_interleaved=config.rotary_interleaved,
+                cp_group=self.pg_collection.cp,
+            )
+            _tell_factor(config, self.rotary_pos_emb.factor)
+        if self.post_process and self.vocab_size > config.vocab_size:
+            self.output_layer.register_forward_hook(self._without_padding)
+
+    def _without_padding(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        logits, bias = output
+        width = logits.shape[-1]
+        first = 0 if width == self.vocab_size else self.pg_collection.tp.rank() * width
+        real = min(max(self.config.vocab_size - first, 0), width)
+        if real < width:
+            # In place: the layer's backward needs its input and weight only.
+            logits[..., real:] = -torch.inf
+        return logits, bias
+
+
+def _tell_factor(config: LlmConfig, factor: float) -> None:
+    """Tell megatron-core's attention the factor of cosines and sines, in the only words it has for one: it computes
+    (0.1 * mscale * log(scaling) + 1) / (0.1 * mscale_all_dim * log(scaling) + 1).
+    """
+    if factor != 1.0:
+        config.yarn_rotary_scaling_factor = math.e  # type: ignore[attr-defined]
+        config.yarn_mscale = (factor - 1) / 0.1  # type: ignore[attr-defined]
+        config.yarn_mscale_all_dim = 0.0  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Mixture of experts: what megatron-core has for one device only."""

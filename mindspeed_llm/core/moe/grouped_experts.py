@@ -1,0 +1,61 @@
+"""All experts of a rank in two matrices, on any device and in any dtype.
+
+megatron-core's `GroupedMLP` needs a package for CUDA and takes bf16 only. The names, shapes and layout of its
+parameters are the ones of its checkpoints, and are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel.layers import _initialize_affine_weight_gpu
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import GroupedMLP
+from torch import Tensor
+
+from mindspeed_llm.core.config import LlmConfig
+
+
+class GroupedExperts(MegatronModule):
+    """Gated MLPs of several experts.
+
+    `weight1` [hidden, experts * 2 * ffn] is the memory of [experts, hidden, 2 * ffn] (gate, then up), `weight2`
+    [experts * ffn, hidden] that of [experts, ffn, hidden]; ffn is this rank's share under expert tensor parallelism.
+    """
+
+    sharded_state_dict = GroupedMLP.sharded_state_dict
+
+    def __init__(self, num_local_experts: int, config: LlmConfig, pg_collection: Any = None) -> None:
+        super().__init__(config=config)
+        assert not config.add_bias_linear and config.gated_linear_unit, "experts are gated MLPs without biases"
+        self.num_local_experts = num_local_experts
+        self.ep_group, self.tp_group, self.dp_group = pg_collection.ep, pg_collection.expt_tp, pg_collection.expt_dp
+        self.expert_parallel = config.expert_model_parallel_size > 1
+        # For `sharded_state_dict`.
+        self.activation_recompute = False
+        ffn = config.moe_ffn_hidden_size // self.tp_group.size()
+        hidden = config.hidden_size
+        self.weight1 = torch.nn.Parameter(torch.empty(hidden, num_local_experts * 2 * ffn, dtype=config.params_dtype))
+        self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts * ffn, hidden, dtype=config.params_dtype))
+        for weight, init, dim in (
+            (self.weight1, config.init_method, 1),
+            (self.weight2, config.output_layer_init_method, 0),
+        ):
+            if config.perform_initialization:
+                _initialize_affine_weight_gpu(weight, init, partition_dim=dim, is_expert=True)
+            weight.allreduce = not self.expert_parallel  # type: ignore[attr-defined]
+
+    def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
+        """tokens [T, H] sorted by expert, how many each has [experts], their weights [T] -> [T, H], no bias."""
+        hidden = self.config.hidden_size
+        first = self.weight1.view(self.num_local_experts, hidden, -1)
+        second = self.weight2.view(self.num_local_experts, -1, hidden)
+        outputs = []
+        for index, group in enumerate(tokens.split(tokens_per_expert.tolist())):
+            gate, up = (group @ first[index]).chunk(2, dim=-1)
+            outputs.append(self.config.activation_func(gate) * up)
+        inner = torch.cat(outputs)
+        inner = (inner * probabilities.unsqueeze(-1)).to(inner.dtype)
+        parts = inner.split(tokens_per_expert.tolist())
+        return torch.cat([part @ second[index] for index, part in enumerate(parts)]), None

@@ -1,0 +1,1 @@
+"""Models of the Megatron backend: their layers, their configuration, their weights."""

@@ -1,0 +1,133 @@
+"""From the arguments of a run to megatron-core's configuration of its model."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mindspeed_llm.core.config import LlmConfig
+
+# Argument -> key of a rope scaling in the words of transformers.
+_ROPE_WORDS = {
+    "rope_scaling_factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "rope_scaling_original_max_position_embeddings": "original_max_position_embeddings",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "rope_scaling_mscale": "mscale",
+    "rope_scaling_mscale_all_dim": "mscale_all_dim",
+}
+
+
+def transformer_config(args: Namespace) -> LlmConfig:
+    """The configuration that arguments (validated, see `training.arguments`) describe."""
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+    return LlmConfig(
+        **_sizes(args),
+        **_parallelism(args, dtype),
+        **(_moe(args) if args.num_experts else {}),
+        **_recompute(args),
+        normalization=args.normalization,
+        layernorm_epsilon=args.norm_epsilon,
+        qk_layernorm=args.qk_layernorm,
+        add_bias_linear=args.add_bias_linear,
+        add_qkv_bias=args.add_qkv_bias,
+        gated_linear_unit=args.swiglu,
+        activation_func=F.silu if args.swiglu else F.gelu,
+        bias_activation_fusion=args.use_fused_swiglu,
+        hidden_dropout=args.hidden_dropout,
+        attention_dropout=args.attention_dropout,
+        attention_softmax_in_fp32=args.attention_softmax_in_fp32,
+        init_method_std=args.init_method_std,
+        window_size=(args.sliding_window - 1, 0) if args.sliding_window else None,
+        window_attn_skip_freq=args.window_attn_skip_freq,
+        bf16=args.bf16,
+        fp16=args.fp16,
+        params_dtype=dtype,
+        calculate_per_token_loss=True,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
+        deterministic_mode=args.deterministic_mode,
+        vocab_size=args.vocab_size,
+        flash_attention=args.use_flash_attn,
+        fused_rmsnorm=args.use_fused_rmsnorm,
+        fused_rotary=args.use_fused_rotary_pos_emb,
+        fused_swiglu=args.use_fused_swiglu,
+        rope_scaling=_rope_scaling(args),
+        noop_layers=tuple(args.noop_layers or ()),
+    )
+
+
+def _sizes(args: Namespace) -> dict[str, Any]:
+    return {
+        "num_layers": args.num_layers,
+        "hidden_size": args.hidden_size,
+        "ffn_hidden_size": args.ffn_hidden_size,
+        "num_attention_heads": args.num_attention_heads,
+        "num_query_groups": args.num_query_groups,
+        "kv_channels": args.kv_channels,
+    }
+
+
+def _parallelism(args: Namespace, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": args.tensor_model_parallel_size,
+        "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
+        "virtual_pipeline_model_parallel_size": args.virtual_pipeline_model_parallel_size,
+        "context_parallel_size": args.context_parallel_size,
+        "expert_model_parallel_size": args.expert_model_parallel_size,
+        "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
+        "sequence_parallel": args.sequence_parallel,
+        "pipeline_dtype": dtype,
+        "overlap_p2p_comm": args.overlap_p2p_comm,
+        "batch_p2p_comm": not args.overlap_p2p_comm,
+    }
+
+
+def _moe(args: Namespace) -> dict[str, Any]:
+    return {
+        "num_moe_experts": args.num_experts,
+        "moe_layer_freq": args.moe_layer_pattern,
+        "moe_ffn_hidden_size": args.moe_ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": args.moe_shared_expert_intermediate_size,
+        "moe_shared_expert_gate": args.shared_expert_gate,
+        "moe_router_topk": args.moe_router_topk,
+        "moe_router_load_balancing_type": args.moe_router_load_balancing_type,
+        "moe_router_score_function": args.moe_router_score_function,
+        # Softmax over the chosen experts alone is the same as over all and then normalised.
+        "moe_router_pre_softmax": not args.norm_topk_prob,
+        "moe_router_topk_scaling_factor": args.moe_router_topk_scaling_factor,
+        "moe_router_num_groups": args.moe_router_num_groups,
+        "moe_router_group_topk": args.moe_router_group_topk,
+        "moe_router_enable_expert_bias": args.moe_router_enable_expert_bias,
+        "moe_router_bias_update_rate": args.moe_router_bias_update_rate,
+        "moe_router_dtype": args.moe_router_dtype,
+        "moe_aux_loss_coeff": args.moe_aux_loss_coeff,
+        "moe_z_loss_coeff": args.moe_z_loss_coeff,
+        "moe_token_dispatcher_type": args.moe_token_dispatcher_type,
+        "moe_grouped_gemm": args.moe_grouped_gemm,
+        "moe_permute_fusion": False,
+    }
+
+
+def _recompute(args: Namespace) -> dict[str, Any]:
+    return {
+        "recompute_granularity": args.recompute_granularity,
+        "recompute_method": args.recompute_method,
+        "recompute_num_layers": args.recompute_num_layers,
+        "recompute_modules": args.recompute_modules,
+        "distribute_saved_activations": args.distribute_saved_activations,
+    }
+
+
+def _rope_scaling(args: Namespace) -> dict[str, Any] | None:
+    if args.rope_scaling_type is None:
+        return None
+    words = {word: getattr(args, name) for name, word in _ROPE_WORDS.items()}
+    return {"rope_type": args.rope_scaling_type} | {word: value for word, value in words.items() if value is not None}
