@@ -1,0 +1,45 @@
+"""Spots of megatron-core that need a CUDA device or Transformer Engine, and that no setting goes around."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from mindspeed_llm.features_manager.feature import Feature
+from mindspeed_llm.features_manager.patches import Patches
+
+_MOE = "megatron.core.transformer.moe.moe_utils"
+_ROUTER = f"{_MOE}.router_gating_linear"
+_TO_CPU = f"{_MOE}.maybe_move_tensor_to_cpu"
+
+
+class CudaSpots(Feature):
+    """Always on: each of these spots fails, or means something else, where there is no CUDA device or no TE."""
+
+    name: ClassVar[str] = "cuda-spots"
+    description: ClassVar[str] = "what megatron-core has for CUDA or Transformer Engine only, on any device"
+    targets: ClassVar[tuple[str, ...]] = (_ROUTER, _TO_CPU)
+
+    def is_on(self, args: argparse.Namespace) -> bool:
+        return True
+
+    def register_patches(self, patches: Patches, args: argparse.Namespace) -> None:
+        from mindspeed_llm.core.moe.router_gating import router_gating_linear
+
+        patches.replace(_ROUTER, router_gating_linear, feature=self.name)
+        patches.wrap(_TO_CPU, _numbers_of_cpu_tensors, feature=self.name)
+
+
+def _numbers_of_cpu_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Asked for NumPy, give it for a tensor that is on the CPU already, too: the sizes of an all-to-all are numbers
+    then, as they are when they come from a CUDA device. Tensors in their place are refused by gloo.
+    """
+
+    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        import torch
+
+        found = original(tensor, as_numpy, record_stream)
+        return found.numpy() if as_numpy and torch.is_tensor(found) else found
+
+    return moved
