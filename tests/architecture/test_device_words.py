@@ -17,8 +17,14 @@ WORDS = frozenset({"cuda", "npu", "nccl", "hccl", "gloo"})
 # Assignments to names like these hold choices of a command line.
 _CHOICES_NAME = re.compile(r"(^|_)CHOICES$")
 _CHOICES_ARGUMENTS = {"choices", "help"}
-# Tables of texts for the user: why a field has no effect, or is not there yet.
-_HELP_TABLES = {f"{PACKAGE}.fsdp2.config.inert", f"{PACKAGE}.fsdp2.config.not_available"}
+# Tables of names and texts for the user: flags and fields without effect, that are not there yet, that were renamed.
+_HELP_TABLES = {
+    f"{PACKAGE}.fsdp2.config.inert",
+    f"{PACKAGE}.fsdp2.config.not_available",
+    f"{PACKAGE}.training.arguments.no_effect",
+    f"{PACKAGE}.training.arguments.not_yet",
+    f"{PACKAGE}.training.arguments.renamed",
+}
 
 
 def _has_word(text: str) -> bool:

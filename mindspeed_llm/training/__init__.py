@@ -1,0 +1,1 @@
+"""Megatron backend: from a command line to a trained model."""

@@ -1,0 +1,37 @@
+"""All flags of a training run, in the order of `--help`."""
+
+from mindspeed_llm.training.arguments.flag import Group
+from mindspeed_llm.training.arguments.tables.data import DATA, TOKENIZER
+from mindspeed_llm.training.arguments.tables.features import DOCUMENTS, KERNELS, PROFILE, RECOMPUTED, STAGES
+from mindspeed_llm.training.arguments.tables.model import ATTENTION, LAYERS, POSITIONS, SIZES
+from mindspeed_llm.training.arguments.tables.moe import DISPATCH, EXPERTS, ROUTER
+from mindspeed_llm.training.arguments.tables.optimizer import BATCH, LEARNING_RATE, OPTIMIZER, PRECISION
+from mindspeed_llm.training.arguments.tables.output import CHECKPOINT, EVALUATION, INSTEAD, LOGS
+from mindspeed_llm.training.arguments.tables.parallel import DATA_PARALLEL, PARALLEL
+from mindspeed_llm.training.arguments.tables.recompute import RECOMPUTE
+
+TRAINING: tuple[Group, ...] = (
+    SIZES,
+    ATTENTION,
+    POSITIONS,
+    LAYERS,
+    EXPERTS,
+    ROUTER,
+    DISPATCH,
+    PARALLEL,
+    DATA_PARALLEL,
+    BATCH,
+    OPTIMIZER,
+    LEARNING_RATE,
+    PRECISION,
+    RECOMPUTE,
+    DATA,
+    TOKENIZER,
+    CHECKPOINT,
+    EVALUATION,
+    LOGS,
+    INSTEAD,
+)
+
+OF_FEATURES: tuple[Group, ...] = (KERNELS, STAGES, DOCUMENTS, RECOMPUTED, PROFILE)
+"""Until the features register them."""

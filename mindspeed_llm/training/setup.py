@@ -1,0 +1,182 @@
+"""What a training loop works with: the model's chunks of this rank, their optimizer, the schedule of its parameters."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+from torch import nn
+
+from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.platform.device import current_device
+from mindspeed_llm.tasks.models.config import transformer_config
+from mindspeed_llm.tasks.models.hf_weights import load_hf_weights
+from mindspeed_llm.tasks.models.provider import build_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingModel:
+    """A model that is ready to be trained."""
+
+    config: LlmConfig
+    chunks: list[DistributedDataParallel]
+    """One per virtual stage of this rank."""
+    optimizer: MegatronOptimizer
+    scheduler: OptimizerParamScheduler
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The chunks without what wraps them."""
+        return [unwrapped(chunk) for chunk in self.chunks]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """A chunk without the modules around it."""
+    while isinstance(module, DistributedDataParallel | Float16Module):
+        module = module.module
+    return module
+
+
+def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> TrainingModel:
+    """Build this rank's part of the model, fill it, and make its optimizer.
+
+    Args:
+        args: validated arguments; `initialize` has run.
+        hf_weights: a Hugging Face directory whose weights to take; None: initial weights, for a checkpoint to be loaded
+            into later or to be trained from.
+
+    Raises:
+        UserError: the weights do not belong to the model.
+    """
+    config = transformer_config(args)
+    modules = build_chunks(args, config)
+    if hf_weights is not None:
+        load_hf_weights(modules, hf_weights, args)
+    for module in modules:
+        for parameter in module.parameters():
+            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    wrapped: list[nn.Module] = [Float16Module(config, m) for m in modules] if args.bf16 or args.fp16 else list(modules)
+    ddp_config = _ddp_config(args)
+    chunks = [
+        DistributedDataParallel(
+            config=config,
+            ddp_config=ddp_config,
+            module=module,
+            # Later chunks' gradients are ready first: their buckets cannot overlap with anything.
+            disable_bucketing=index > 0 or args.overlap_param_gather_with_optimizer_step,
+        )
+        for index, module in enumerate(wrapped)
+    ]
+    if args.data_parallel_random_init:
+        for chunk in chunks:
+            chunk.broadcast_params()
+    optimizer = get_megatron_optimizer(_optimizer_config(args), chunks)
+    _connect(config, args, chunks, optimizer)
+    return TrainingModel(config=config, chunks=chunks, optimizer=optimizer, scheduler=_scheduler(args, optimizer))
+
+
+def build_chunks(args: Namespace, config: LlmConfig) -> list[nn.Module]:
+    """The models of this rank's stage, one per virtual stage, on this rank's device."""
+    count = args.virtual_pipeline_model_parallel_size
+    stages: list[int | None] = [None] if count is None else list(range(count))
+    return [
+        build_model(
+            args,
+            config,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=count is None, vp_stage=stage),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=count is None, vp_stage=stage),
+            vp_stage=stage,
+        ).to(current_device())
+        for stage in stages
+    ]
+
+
+def _connect(
+    config: LlmConfig, args: Namespace, chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer
+) -> None:
+    """Tell the schedule how gradients and parameters are brought together."""
+    config.grad_scale_func = optimizer.scale_loss
+    config.finalize_model_grads_func = finalize_model_grads
+    several = len(chunks) > 1
+    if args.overlap_grad_reduce:
+        config.no_sync_func = [chunk.no_sync for chunk in chunks] if several else chunks[0].no_sync
+        if args.align_grad_reduce:
+            sync = [chunk.start_grad_sync for chunk in chunks]
+            config.grad_sync_func = sync if several else sync[0]
+    if args.overlap_param_gather and args.align_param_gather:
+        gather = [chunk.start_param_sync for chunk in chunks]
+        config.param_sync_func = gather if several else gather[0]
+
+
+def _ddp_config(args: Namespace) -> DistributedDataParallelConfig:
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=args.accumulate_allreduce_grads_in_fp32,
+        overlap_grad_reduce=args.overlap_grad_reduce,
+        overlap_param_gather=args.overlap_param_gather,
+        use_distributed_optimizer=args.use_distributed_optimizer,
+        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad,
+        bucket_size=args.ddp_bucket_size,
+        average_in_collective=False,
+    )
+
+
+def _optimizer_config(args: Namespace) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer=args.optimizer,
+        lr=args.lr,
+        min_lr=args.min_lr,
+        weight_decay=args.weight_decay,
+        bf16=args.bf16,
+        fp16=args.fp16,
+        params_dtype=torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32,
+        loss_scale=args.loss_scale,
+        initial_loss_scale=args.initial_loss_scale,
+        min_loss_scale=args.min_loss_scale,
+        loss_scale_window=args.loss_scale_window,
+        hysteresis=args.hysteresis,
+        adam_beta1=args.adam_beta1,
+        adam_beta2=args.adam_beta2,
+        adam_eps=args.adam_eps,
+        sgd_momentum=args.sgd_momentum,
+        use_distributed_optimizer=args.use_distributed_optimizer,
+        overlap_param_gather=args.overlap_param_gather,
+        overlap_param_gather_with_optimizer_step=args.overlap_param_gather_with_optimizer_step,
+        clip_grad=args.clip_grad,
+        log_num_zeros_in_grad=args.log_num_zeros_in_grad,
+    )
+
+
+def _scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
+    """The schedule counts in samples, as Megatron's does."""
+    batch = args.global_batch_size
+    total = args.train_iters * batch
+    decay = args.lr_decay_iters * batch if args.lr_decay_iters is not None else total
+    if args.lr_warmup_fraction is not None:
+        warmup = int(args.lr_warmup_fraction * decay)
+    else:
+        warmup = args.lr_warmup_iters * batch
+    stable = args.lr_wsd_decay_iters * batch if args.lr_wsd_decay_iters is not None else None
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=args.lr_warmup_init,
+        max_lr=args.lr,
+        min_lr=args.min_lr,
+        lr_warmup_steps=warmup,
+        lr_decay_steps=decay,
+        lr_decay_style=args.lr_decay_style,
+        start_wd=args.start_weight_decay,
+        end_wd=args.end_weight_decay,
+        wd_incr_steps=total,
+        wd_incr_style=args.weight_decay_incr_style,
+        use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
+        override_opt_param_scheduler=args.override_opt_param_scheduler,
+        wsd_decay_steps=stable,
+        lr_wsd_decay_style=args.lr_wsd_decay_style,
+    )

@@ -1,0 +1,151 @@
+"""One optimizer step on megatron-core's schedules, and the loss without one.
+
+The loss of a step is the sum over all targets of the global batch divided by their number: sums and counts travel to
+the end of the schedule, and `finalize_model_grads` divides the gradients once, so that neither depends on the split.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor, nn
+
+from mindspeed_llm.platform.device import current_device
+from mindspeed_llm.training.setup import TrainingModel
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step did, the same on every rank."""
+
+    nll_sum: float
+    """Sum of the negative log likelihoods of all targets of the global batch."""
+    targets: int
+    grad_norm: float
+    """Before clipping; 0 where the step was skipped."""
+    updated: bool
+    """False where fp16 gradients overflowed."""
+    num_zeros: int | None = None
+    """Gradient elements that are zero, where they are counted."""
+
+    @property
+    def loss(self) -> float:
+        """Mean per target; NaN where there is none."""
+        return self.nll_sum / self.targets if self.targets else float("nan")
+
+
+def forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Any]:
+    """Forward of one micro batch: the output of this stage, and what makes the loss of it."""
+    batch = next(batches)
+    output = model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch.get("documents"),
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
+    )
+    return output, partial(_loss, batch["loss_mask"])
+
+
+def _loss(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Losses per token [B, S] -> their sum over targets, the number of targets, and both for the report."""
+    # A position without a target may have any loss, also an infinite one: 0 * inf would be NaN.
+    total = torch.where(loss_mask > 0, losses.float() * loss_mask, 0.0).sum()
+    count = loss_mask.sum()
+    return total, count.to(torch.int), {"lm loss": torch.stack((total.detach(), count.to(total.dtype)))}
+
+
+class TrainStep:
+    """Runs steps of one model."""
+
+    def __init__(self, model: TrainingModel, args: Namespace) -> None:
+        self._model, self._args = model, args
+        self._schedule = get_forward_backward_func()
+
+    def run(self, batches: list[Iterator[Batch]]) -> StepResult:
+        """Train on the micro batches of one global batch.
+
+        Args:
+            batches: for each chunk of this rank an iterator over the same micro batches.
+        """
+        model = self._model
+        for chunk in model.chunks:
+            chunk.zero_grad_buffer()
+        model.optimizer.zero_grad()
+        reported = self._forward_backward(batches, forward_only=False, count=get_num_microbatches())
+        updated, grad_norm, num_zeros = model.optimizer.step()
+        # All ranks of a pipeline must agree: only some may have seen an overflow, or a norm.
+        updated = _least(updated)
+        if updated:
+            model.scheduler.step(increment=self._args.global_batch_size)
+        total, targets = _sum_over_data_and_stages(reported)
+        return StepResult(
+            nll_sum=total,
+            targets=round(targets),
+            grad_norm=_largest(grad_norm or 0.0),
+            updated=updated,
+            num_zeros=None if num_zeros is None else int(num_zeros),
+        )
+
+    def evaluate(self, batches: list[Iterator[Batch]], *, count: int) -> tuple[float, int]:
+        """The sum of the negative log likelihoods over `count` micro batches of each data-parallel rank, and the number
+        of targets.
+        """
+        chunks = self._model.chunks
+        for chunk in chunks:
+            chunk.eval()
+        with torch.no_grad():
+            reported = self._forward_backward(batches, forward_only=True, count=count)
+        for chunk in chunks:
+            chunk.train()
+        total, targets = _sum_over_data_and_stages(reported)
+        return total, round(targets)
+
+    def _forward_backward(self, batches: list[Iterator[Batch]], *, forward_only: bool, count: int) -> list[dict]:
+        return self._schedule(
+            forward_step_func=forward_step,
+            data_iterator=batches if len(self._model.chunks) > 1 else batches[0],
+            model=list(self._model.chunks),
+            num_microbatches=count,
+            seq_length=self._args.seq_length,
+            micro_batch_size=self._args.micro_batch_size,
+            decoder_seq_length=self._args.seq_length,
+            forward_only=forward_only,
+        )
+
+
+def _sum_over_data_and_stages(reported: list[dict[str, Tensor]]) -> tuple[float, float]:
+    """Loss sum and number of targets over all micro batches and data-parallel ranks; only last stages have any."""
+    device = current_device()
+    own = torch.zeros(2, dtype=torch.float64, device="cpu")
+    for entry in reported:
+        own += entry["lm loss"].double().cpu()
+    # float64 is not everywhere on accelerators; fp32 holds the mean's digits and counts up to 16M: split the count.
+    values = torch.tensor([own[0], own[1] // 4096, own[1] % 4096], dtype=torch.float32, device=device)
+    dist.all_reduce(values, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    dist.all_reduce(values, group=parallel_state.get_pipeline_model_parallel_group())
+    total, high, low = values.tolist()
+    return total, high * 4096 + low
+
+
+def _least(value: bool) -> bool:
+    flag = torch.tensor([int(value)], dtype=torch.int32, device=current_device())
+    dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=parallel_state.get_model_parallel_group())
+    return bool(flag.item())
+
+
+def _largest(value: float) -> float:
+    norm = torch.tensor([value], dtype=torch.float32, device=current_device())
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=parallel_state.get_model_parallel_group())
+    return norm.item()
