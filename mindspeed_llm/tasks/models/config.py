@@ -76,6 +76,7 @@ def _sizes(args: Namespace) -> dict[str, Any]:
 
 
 def _parallelism(args: Namespace, dtype: torch.dtype) -> dict[str, Any]:
+    overlapped = args.overlap_p2p_comm and args.virtual_pipeline_model_parallel_size is not None
     return {
         "tensor_model_parallel_size": args.tensor_model_parallel_size,
         "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
@@ -85,8 +86,10 @@ def _parallelism(args: Namespace, dtype: torch.dtype) -> dict[str, Any]:
         "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
         "sequence_parallel": args.sequence_parallel,
         "pipeline_dtype": dtype,
-        "overlap_p2p_comm": args.overlap_p2p_comm,
-        "batch_p2p_comm": not args.overlap_p2p_comm,
+        # For the interleaved schedule only. Batched, two ranks could not tell which of two messages to each other is
+        # which: where it is off, arguments with fewer than three stages are refused.
+        "overlap_p2p_comm": overlapped,
+        "batch_p2p_comm": not overlapped,
     }
 
 
