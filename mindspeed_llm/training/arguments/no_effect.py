@@ -107,7 +107,6 @@ IDLE: dict[str, Idle] = {
         "--min-loss-scale",
         "--loss-scale-window",
         "--hysteresis",
-        "--apply-query-key-layer-scaling",
     ),
     **_without(
         "--num-experts",

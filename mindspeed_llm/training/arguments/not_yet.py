@@ -33,9 +33,10 @@ NOT_YET: dict[str, str] = {
     **_rows(
         _POSTTRAIN,
         "stage is-instruction-dataset is-pairwise-dataset variable-seq-lengths no-pad-to-seq-lengths "
-        "pad-to-multiple-of no-cut-token cut-max-seqlen full-shuffle-instruction-dataset padded-samples no-shuffle neat-pack pack "
-        "dataset-additional-keys enable-thinking reasoning-effort drop-thinking prompt-type prompt-type-path "
-        "tokenizer-padding-side dpo-loss-type dpo-beta dpo-label-smoothing pref-ftx ref-model refer-model-iter",
+        "pad-to-multiple-of no-cut-token cut-max-seqlen full-shuffle-instruction-dataset padded-samples no-shuffle "
+        "neat-pack pack dataset-additional-keys enable-thinking reasoning-effort drop-thinking prompt-type "
+        "prompt-type-path tokenizer-padding-side dpo-loss-type dpo-beta dpo-label-smoothing pref-ftx ref-model "
+        "refer-model-iter",
     ),
     **_rows(
         _LORA,
@@ -98,6 +99,15 @@ NOT_YET: dict[str, str] = {
         "moe-tp-extend-ep moe-extended-tp",
     ),
     **_rows("use --moe-router-dtype fp32", "router-gating-in-fp32 topk-softmax-in-fp32 moe-revert-type-after-topk"),
+    **_rows(
+        "no model family that is available here has it",
+        "rotary-interleaved rotary-seq-len-interpolation-factor squared-relu openai-gelu apply-layernorm-1p "
+        "apply-residual-connection-post-layernorm init-method-xavier-uniform apply-query-key-layer-scaling "
+        "fp32-residual-connection moe-input-jitter-eps",
+    ),
+    **_rows("gradients are sums over tokens, which are divided once; leave it out", "ddp-average-in-collective"),
+    **_rows("each layer's router losses are added up; leave it out", "moe-per-layer-logging"),
+    **_rows("weights always start from --seed; leave it out", "no-initialization data-parallel-random-init"),
     **_rows(_SCHEDULE, "schedules-method dualpipev-dw-detach recompute-in-bubble recompute-in-advance"),
     **_rows(
         _LAYOUT,

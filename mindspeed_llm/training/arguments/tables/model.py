@@ -90,7 +90,6 @@ ATTENTION = Group(
         switch("--add-qkv-bias", "give the projections to query, key and value a bias.", _CONFIG),
         value("--attention-dropout", fraction, 0.1, "dropout of attention weights.", _CONFIG),
         switch("--attention-softmax-in-fp32", "compute the softmax of attention in fp32.", _CONFIG),
-        switch("--apply-query-key-layer-scaling", "scale scores by 1 / layer number (fp16).", _CONFIG),
         value(
             "--sliding-window",
             positive,
@@ -123,8 +122,6 @@ POSITIONS = Group(
         switch("--use-rotary-position-embeddings", "the same as --position-embedding-type rope.", f"{_HERE}.validate"),
         value("--rotary-base", number, 10000.0, "base of rotary positions.", _PROVIDER),
         value("--rotary-percent", fraction, 1.0, "part of a head that turns.", _PROVIDER),
-        switch("--rotary-interleaved", "turn neighbouring channels together, instead of halves.", _CONFIG),
-        value("--rotary-seq-len-interpolation-factor", positive, None, "divide positions by this number.", _PROVIDER),
         value(
             "--rope-scaling-type",
             str,
@@ -168,7 +165,6 @@ LAYERS = Group(
     title="Model: MLP, norms, initial weights",
     flags=(
         switch("--swiglu", "a gated MLP with SiLU.", _CONFIG),
-        switch("--squared-relu", "square of ReLU as activation, instead of GELU.", _CONFIG),
         negative("--disable-bias-linear", "add_bias_linear", "no biases in linear layers.", _CONFIG),
         value("--hidden-dropout", fraction, 0.1, "dropout of hidden states.", _CONFIG),
         value(
@@ -180,28 +176,13 @@ LAYERS = Group(
             choices=("LayerNorm", "RMSNorm"),
         ),
         value("--norm-epsilon", amount, 1e-5, "epsilon of norms.", _CONFIG),
-        switch("--apply-layernorm-1p", "store the weight of a norm as its distance from 1.", _CONFIG),
-        switch(
-            "--apply-residual-connection-post-layernorm",
-            "take the residual connection from behind the norm.",
-            _CONFIG,
-        ),
         value("--init-method-std", amount, 0.02, "standard deviation of initial weights.", _CONFIG),
-        switch("--init-method-xavier-uniform", "draw initial weights by Xavier's uniform method.", _CONFIG),
-        negative(
-            "--no-initialization", "perform_initialization", "leave weights uninitialised (all are loaded).", _CONFIG
-        ),
         value(
             "--seed",
             count,
             1234,
             "seed of initial weights, dropout and data order.",
             "training.initialize training.data",
-        ),
-        switch(
-            "--data-parallel-random-init",
-            "draw other initial weights on each data-parallel rank; the first one's are kept.",
-            "training.initialize",
         ),
     ),
 )

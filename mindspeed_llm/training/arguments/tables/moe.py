@@ -86,8 +86,6 @@ ROUTER = Group(
         switch("--moe-router-enable-expert-bias", "balance the load by a bias of each expert.", _CONFIG),
         value("--moe-router-bias-update-rate", amount, 1e-3, "step of that bias.", _CONFIG),
         value("--moe-router-dtype", str, None, "dtype of the router.", _CONFIG, choices=("fp32", "fp64")),
-        value("--moe-input-jitter-eps", amount, None, "jitter of the router's input.", _CONFIG),
-        switch("--moe-per-layer-logging", "log router losses of each layer.", f"{_CONFIG} training.log"),
     ),
 )
 

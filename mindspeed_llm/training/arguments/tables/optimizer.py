@@ -122,7 +122,6 @@ PRECISION = Group(
         value("--min-loss-scale", amount, 1.0, "fp16: the lowest loss scale.", _OPTIMIZER),
         value("--loss-scale-window", amount, 1000.0, "fp16: steps after which the loss scale grows.", _OPTIMIZER),
         value("--hysteresis", positive, 2, "fp16: overflows before the loss scale falls.", _OPTIMIZER),
-        switch("--fp32-residual-connection", "keep residual connections in fp32.", _CONFIG),
         negative(
             "--no-check-for-nan-in-loss-and-grad",
             "check_for_nan_in_loss_and_grad",

@@ -78,7 +78,6 @@ DATA_PARALLEL = Group(
             "parameters of a bucket whose gradients travel together.",
             "training.model",
         ),
-        switch("--ddp-average-in-collective", "average within the reduction.", "training.model"),
         switch(
             "--accumulate-allreduce-grads-in-fp32",
             "accumulate and reduce gradients in fp32; --bf16 does so unless --grad-reduce-in-bf16.",
