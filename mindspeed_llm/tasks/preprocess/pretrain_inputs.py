@@ -1,6 +1,6 @@
 """The inputs of pretraining: raw text files, and prefixes of indexed files with or without weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def resolve_inputs(
     texts: list[DatasetEntry] = []
     prefixes: list[Path] = []
     for name in names:
-        prefix = _prefix(str(name), Path(dataset_dir), field)
+        prefix = find_prefix(str(name), (Path(dataset_dir), Path()), where=f"{field}.file_name")
         if prefix is not None:
             prefixes.append(prefix)
         elif weights is not None:
@@ -55,20 +55,25 @@ def resolve_inputs(
     return PretrainInputs(texts, prefixes, weights)
 
 
-def _prefix(name: str, dataset_dir: Path, field: str) -> Path | None:
+def find_prefix(name: str, folders: Sequence[Path], *, where: str) -> Path | None:
+    """The prefix of an indexed file of text that `name` is, below one of the folders; it may end in .bin or .idx.
+
+    None where it is no prefix. Raises UserError that begins with `where`: one of the two files is missing, or there is
+    data of another kind.
+    """
     stem = name.removesuffix(".bin").removesuffix(".idx")
-    for prefix in (dataset_dir / stem, Path(stem)):
+    for prefix in (folder / stem for folder in folders):
         if indexed_exists(prefix):
             if (whole := output_prefix(prefix)) is not None and (kinds := kinds_at(whole)):
-                raise UserError(f"{field}.file_name: {prefix} is one file of {kinds[0]} data, not pretraining text")
+                raise UserError(f"{where}: {prefix} is one file of {kinds[0]} data, not pretraining text")
             return prefix
         for there, missing in ((bin_file, idx_file), (idx_file, bin_file)):
             if there(prefix).is_file():
-                raise UserError(f"{field}.file_name: {there(prefix)} exists, but {missing(prefix)} does not")
+                raise UserError(f"{where}: {there(prefix)} exists, but {missing(prefix)} does not")
         if not prefix.exists() and (kinds := kinds_at(prefix)):
             texts = " or ".join(str(path) for path in text_prefixes(prefix))
             raise UserError(
-                f"{field}.file_name: {prefix} is an output prefix; "
+                f"{where}: {prefix} is an output prefix; "
                 + (
                     f"give the text below it, {texts}"
                     if texts
