@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class RunRecorder:
         log_cpu_memory: bool,
         show_progress: bool | None = None,
         start_iteration: int = 0,
+        format_step: Callable[..., str] = log_line.format_step,
     ) -> None:
         """Open the files.
 
@@ -46,6 +48,7 @@ class RunRecorder:
             log_cpu_memory: show the machine's memory in the log line; the records must have the figures.
             show_progress: progress bar on stderr; None: where stderr is a terminal.
             start_iteration: optimizer steps that were done before, when resuming; metrics up to there are kept.
+            format_step: makes the log line of a step, as `log_line.format_step` does.
         """
         self._enabled = enabled
         if not enabled:
@@ -54,6 +57,7 @@ class RunRecorder:
         self._total_steps = total_steps
         self._log_throughput = log_throughput
         self._log_cpu_memory = log_cpu_memory
+        self._format_step = format_step
         self._logger = get_logger("train")
         self._metrics = MetricsFile(self._output_dir / metrics_file.FILE_NAME, start_iteration=start_iteration)
         self._tensorboard = (
@@ -74,7 +78,7 @@ class RunRecorder:
         if not self._enabled:
             return
         self._logger.info(
-            log_line.format_step(
+            self._format_step(
                 record,
                 total_steps=self._total_steps,
                 log_throughput=self._log_throughput,

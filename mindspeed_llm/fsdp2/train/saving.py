@@ -1,10 +1,8 @@
-"""When a run saves, what it saves besides tensors, and how it ends when it is told to."""
+"""When a run saves, and what it saves besides tensors."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -18,30 +16,6 @@ from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.random import rng_state
 
 logger = get_logger(__name__)
-
-TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
-
-
-class TerminationSignal:
-    """Within this context SIGTERM only sets `received`; the training loop ends at the next step, on all ranks
-    together.
-    """
-
-    def __init__(self) -> None:
-        self.received = False
-        self._previous: Any = None
-
-    def __enter__(self) -> TerminationSignal:
-        self._previous = signal.signal(signal.SIGTERM, self._receive)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
 
 
 class Saver:

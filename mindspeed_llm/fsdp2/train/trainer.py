@@ -29,7 +29,7 @@ from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.optim.schedule import build_schedule
 from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
 from mindspeed_llm.fsdp2.train.forward import Batch
-from mindspeed_llm.fsdp2.train.saving import TERMINATED_EXIT_CODE, Saver, TerminationSignal
+from mindspeed_llm.fsdp2.train.saving import Saver
 from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.observability.recorder import RunRecorder, StepRecord
@@ -37,6 +37,7 @@ from mindspeed_llm.observability.throughput import flops_per_token, model_flops_
 from mindspeed_llm.platform import device as platform_device
 from mindspeed_llm.platform import distributed, memory
 from mindspeed_llm.platform.profiling import Profiler
+from mindspeed_llm.termination import TERMINATED_EXIT_CODE, TerminationSignal
 
 logger = get_logger(__name__)
 

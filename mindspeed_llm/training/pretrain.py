@@ -1,0 +1,136 @@
+"""A pre-training run on the Megatron backend, from its arguments to its last checkpoint."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mindspeed_llm.features_manager.features import FEATURES
+from mindspeed_llm.features_manager.manager import FeaturesManager
+from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.observability.log_line import banner
+from mindspeed_llm.observability.megatron_line import format_megatron_step
+from mindspeed_llm.observability.recorder import RunRecorder
+from mindspeed_llm.platform import distributed
+from mindspeed_llm.platform.device import current_device
+from mindspeed_llm.termination import TERMINATED_EXIT_CODE
+from mindspeed_llm.training.data.sources import check_data
+from mindspeed_llm.training.initialize import initialize, shutdown
+
+logger = get_logger(__name__)
+
+
+def pretrain(args: Namespace) -> int:
+    """Train, and return the exit code: 0, or 143 after SIGTERM.
+
+    Args:
+        args: validated arguments, see `training.arguments`.
+
+    Raises:
+        UserError: paths, data or weights that do not fit; the loss is no number.
+    """
+    check_data(args)
+    features = FeaturesManager(FEATURES)
+    initialize(args)
+    try:
+        features.apply(args)
+        return _train(args)
+    finally:
+        features.undo()
+        shutdown()
+
+
+def _train(args: Namespace) -> int:
+    # After `initialize`: these import megatron-core, which looks for a device when it is imported.
+    from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
+    from mindspeed_llm.training.data.datasets import Progress, build_datasets
+    from mindspeed_llm.training.data.iterator import consumed_valid_samples, eval_batches, train_batches
+    from mindspeed_llm.training.flops import flops_per_sample
+    from mindspeed_llm.training.loop import TrainLoop, data_parallel
+    from mindspeed_llm.training.profiler import profiler_of
+    from mindspeed_llm.training.setup import build_training_model
+    from mindspeed_llm.training.state import TrainState
+
+    weights = hf_directory(args.load)
+    model = build_training_model(args, hf_weights=weights)
+    state = (load_checkpoint(args, model) if args.load and weights is None else None) or TrainState()
+    progress = None
+    if state.iteration:
+        progress = Progress(
+            iteration=state.iteration, consumed_samples=state.consumed_train_samples, layouts=state.data_layouts
+        )
+    data = build_datasets(args, progress=progress)
+    state = replace(state, data_layouts=data.layouts)
+    rank, size = data_parallel()
+
+    def for_chunks(make: type[Iterator] | None = None) -> list[Iterator]:
+        return [
+            train_batches(
+                data.train, args, rank=rank, size=size, consumed=state.consumed_train_samples, device=current_device()
+            )
+            for _ in model.chunks
+        ]
+
+    valid = None
+    if data.valid is not None:
+        consumed = state.consumed_valid_samples or consumed_valid_samples(args, state.iteration)
+        valid = [
+            eval_batches(data.valid, args, rank=rank, size=size, consumed=consumed, device=current_device())
+            for _ in model.chunks
+        ]
+    _announce(args, len(data.train))
+    recorder = RunRecorder(
+        Path(args.metrics_dir or args.save or "."),
+        total_steps=args.train_iters,
+        enabled=distributed.is_rank_zero() and bool(args.metrics_dir or args.save),
+        tensorboard=True,
+        log_throughput=args.log_throughput,
+        log_cpu_memory=False,
+        start_iteration=state.iteration,
+        format_step=format_megatron_step,
+    )
+    with recorder, profiler_of(args, state.iteration) as profiler:
+        loop = TrainLoop(
+            args,
+            model,
+            state,
+            batches=for_chunks(),
+            valid_batches=valid,
+            recorder=recorder,
+            profiler=profiler,
+            save=(lambda now: save_checkpoint(args, model, now)) if args.save else None,
+            flops_per_sample=flops_per_sample(args),
+        )
+        reason = loop.train()
+        if reason == "terminated":
+            logger.warning("SIGTERM: stopped after step %d of %d", state.iteration, args.train_iters)
+            return TERMINATED_EXIT_CODE
+        if reason != "done":
+            logger.info("stopped after step %d of %d (%s)", state.iteration, args.train_iters, reason)
+            return 0
+        loop.evaluate()
+        recorder.completed()
+    return 0
+
+
+def hf_directory(path: str | None) -> Path | None:
+    """`path`, where it is a Hugging Face directory and not a Megatron checkpoint."""
+    if path is None or not (Path(path) / "config.json").is_file():
+        return None
+    folder = Path(path)
+    weights = (*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"))
+    return folder if weights else None
+
+
+def _announce(args: Namespace, num_samples: int) -> None:
+    for line in banner(
+        backend="Megatron",
+        num_examples=num_samples,
+        num_epochs=1,
+        total_batch_size=args.global_batch_size,
+        gradient_accumulation_steps=args.global_batch_size // (args.micro_batch_size * args.data_parallel_size),
+        total_steps=args.train_iters,
+    ):
+        logger.info(line)
