@@ -122,6 +122,8 @@ IDLE: dict[str, Idle] = {
         "--norm-topk-prob",
     ),
     **_without("--manual-gc", "--manual-gc-interval", "--no-manual-gc-eval"),
+    **_without("--overlap-grad-reduce", "--no-align-grad-reduce"),
+    **_without("--overlap-param-gather", "--no-align-param-gather"),
     **_without("--sliding-window", "--window-attn-skip-freq"),
     **_without("--save", "--save-interval", "--no-save-optim", "--no-save-rng", "--ckpt-format"),
     **_without("--load", "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"),
@@ -176,7 +178,6 @@ IDLE: dict[str, Idle] = {
         "--adam-eps",
     ),
     **_rows("with --optimizer adam", lambda args: args.optimizer == "adam", "--sgd-momentum"),
-    **_rows("with --mock-data", lambda args: args.mock_data, "--split"),
     **_rows("with --eval-iters 0", lambda args: args.eval_iters == 0, "--eval-interval"),
     **_rows(
         "without --num-layers-per-virtual-pipeline-stage",

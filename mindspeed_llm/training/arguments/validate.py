@@ -34,9 +34,9 @@ def validate(args: Namespace, world_size: int) -> Namespace:
         UserError: the first thing that does not fit: names flags and numbers, and what would do.
     """
     check_structure(args)
+    check_stages(args)
     check_experts(args)
     check_ranks(args, world_size)
-    check_stages(args)
     check_batch(args)
     check_length(args)
     check_precision(args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from mindspeed_llm.core.layer_layout import moe_pattern
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.training.arguments.checks.words import divisors
 
@@ -64,14 +65,11 @@ def _pattern(args: Namespace) -> list[int]:
                 f"--first-k-dense-replace {dense} contradicts --moe-layer-freq, whose list has experts there; leave it "
                 "out"
             )
-        pattern = list(frequency)
-    else:
-        if frequency == 0 or frequency < -1:
-            raise UserError(f"--moe-layer-freq {frequency}: expected 1 or more, or -1 for all layers")
-        if dense is not None and not -1 <= dense <= layers:
-            raise UserError(f"--first-k-dense-replace {dense}: expected -1 to --num-layers {layers}")
-        step, first = abs(frequency), max(dense or 0, 0)
-        pattern = [int(layer >= first and layer % step == 0) for layer in range(layers)]
+    elif frequency == 0 or frequency < -1:
+        raise UserError(f"--moe-layer-freq {frequency}: expected 1 or more, or -1 for all layers")
+    elif dense is not None and not -1 <= dense <= layers:
+        raise UserError(f"--first-k-dense-replace {dense}: expected -1 to --num-layers {layers}")
+    pattern = moe_pattern(args)
     if not any(pattern):
         raise UserError(
             f"--num-experts {args.num_experts}: --moe-layer-freq and --first-k-dense-replace leave no layer of "

@@ -73,8 +73,8 @@ def _check_tensor_parallel(args: Namespace) -> None:
 
 
 def check_stages(args: Namespace) -> None:
-    """Check how layers are dealt out to pipeline stages; puts in `virtual_pipeline_model_parallel_size`, and
-    `overlap_p2p_comm` as it can be.
+    """Check how layers are dealt out to pipeline stages; puts in `virtual_pipeline_model_parallel_size`, with
+    `num_layers_per_virtual_pipeline_stage` to match, and `overlap_p2p_comm` as it can be.
 
     Raises:
         UserError: the layers do not divide; suggests a --num-layer-list.
@@ -94,7 +94,8 @@ def check_stages(args: Namespace) -> None:
             "that many stages"
         )
     else:
-        args.virtual_pipeline_model_parallel_size = _virtual_size(args)
+        size = args.virtual_pipeline_model_parallel_size = _virtual_size(args)
+        args.num_layers_per_virtual_pipeline_stage = None if size is None else layers // pp // size
     # Without virtual stages a stage has nothing to compute while it sends.
     args.overlap_p2p_comm = args.overlap_p2p_comm and args.virtual_pipeline_model_parallel_size is not None
 

@@ -158,5 +158,12 @@ def check_optimizer(args: Namespace) -> None:
             )
         if not args.overlap_grad_reduce:
             raise UserError("--overlap-param-gather goes with --overlap-grad-reduce; add it or leave the flag out")
+    if args.overlap_param_gather_with_optimizer_step and (
+        not args.overlap_param_gather or args.virtual_pipeline_model_parallel_size is None
+    ):
+        raise UserError(
+            "--overlap-param-gather-with-optimizer-step goes with --overlap-param-gather and virtual stages "
+            "(--num-layers-per-virtual-pipeline-stage); add them or leave the flag out"
+        )
     if args.use_distributed_optimizer and args.optimizer == "sgd":
         raise UserError("--use-distributed-optimizer goes with --optimizer adam, found sgd")

@@ -109,12 +109,9 @@ def _complete_scaling(args: Namespace) -> None:
                 f"--low-freq-factor {args.low_freq_factor:g}: expected less than --high-freq-factor "
                 f"{args.high_freq_factor:g}"
             )
-        # One name for whoever reads it.
-        args.rope_scaling_original_max_position_embeddings = args.original_max_position_embeddings
-        return
-    if args.rope_scaling_original_max_position_embeddings is None:
+    elif args.rope_scaling_type == "yarn" and args.rope_scaling_original_max_position_embeddings is None:
         raise UserError(
-            f"--rope-scaling-type {args.rope_scaling_type} needs --rope-scaling-original-max-position-embeddings, the "
+            "--rope-scaling-type yarn needs --rope-scaling-original-max-position-embeddings, the "
             "positions that the model was trained on at first"
         )
 

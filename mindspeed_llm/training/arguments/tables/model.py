@@ -128,7 +128,7 @@ POSITIONS = Group(
             None,
             "stretch rotary positions beyond those that the model was trained on.",
             _PROVIDER,
-            choices=("llama3", "yarn"),
+            choices=("linear", "llama3", "yarn"),
         ),
         value("--rope-scaling-factor", number, 8.0, "how far positions are stretched.", _PROVIDER),
         value("--low-freq-factor", number, None, "llama3: bound of the low frequencies; 1 by default.", _PROVIDER),

@@ -12,7 +12,7 @@ from mindspeed_llm.training.arguments.flag import (
 )
 
 _CONFIG = "tasks.models.config"
-_OPTIMIZER = "training.optimizer"
+_OPTIMIZER = "training.setup"
 _HERE = "training.arguments"
 
 BATCH = Group(
@@ -115,8 +115,8 @@ LEARNING_RATE = Group(
 PRECISION = Group(
     title="Precision",
     flags=(
-        switch("--bf16", "compute in bfloat16.", f"{_CONFIG} {_OPTIMIZER} training.model"),
-        switch("--fp16", "compute in float16, with a loss scale.", f"{_CONFIG} {_OPTIMIZER} training.model"),
+        switch("--bf16", "compute in bfloat16.", f"{_CONFIG} {_OPTIMIZER}"),
+        switch("--fp16", "compute in float16, with a loss scale.", f"{_CONFIG} {_OPTIMIZER}"),
         value("--loss-scale", amount, None, "fp16: a fixed loss scale, instead of one that adapts.", _OPTIMIZER),
         value("--initial-loss-scale", amount, float(2**32), "fp16: the loss scale to begin with.", _OPTIMIZER),
         value("--min-loss-scale", amount, 1.0, "fp16: the lowest loss scale.", _OPTIMIZER),
@@ -126,7 +126,7 @@ PRECISION = Group(
             "--no-check-for-nan-in-loss-and-grad",
             "check_for_nan_in_loss_and_grad",
             "go on after a loss or a gradient that is not finite.",
-            "training.train_step training.model",
+            "training.train_step training.setup",
         ),
     ),
 )

@@ -64,7 +64,7 @@ LOGS = Group(
         value("--log-interval", positive, 100, "steps between log lines.", _LOOP),
         switch("--log-throughput", "log TFLOP/s.", _LOOP),
         switch("--log-params-norm", "log the norm of all parameters.", _LOOP),
-        switch("--log-num-zeros-in-grad", "log the number of zeros in the gradient.", "training.optimizer"),
+        switch("--log-num-zeros-in-grad", "log the number of zeros in the gradient.", "training.setup"),
         value(
             "--metrics-dir",
             str,

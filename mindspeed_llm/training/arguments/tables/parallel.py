@@ -63,25 +63,42 @@ DATA_PARALLEL = Group(
     title="Data parallelism",
     flags=(
         switch(
-            "--use-distributed-optimizer", "spread the optimizer's state over data-parallel ranks.", "training.model"
+            "--use-distributed-optimizer", "spread the optimizer's state over data-parallel ranks.", "training.setup"
         ),
-        switch("--overlap-grad-reduce", "reduce gradients while others are still computed.", "training.model"),
+        switch("--overlap-grad-reduce", "reduce gradients while others are still computed.", "training.setup"),
         switch(
             "--overlap-param-gather",
             "gather updated parameters while the forward pass runs (--use-distributed-optimizer).",
-            "training.model",
+            "training.setup",
+        ),
+        switch(
+            "--overlap-param-gather-with-optimizer-step",
+            "with virtual stages: update the first part, and gather its parameters while the others are updated.",
+            "training.setup",
+        ),
+        negative(
+            "--no-align-grad-reduce",
+            "align_grad_reduce",
+            "each stage reduces gradients when it has them, instead of all stages together.",
+            "training.setup",
+        ),
+        negative(
+            "--no-align-param-gather",
+            "align_param_gather",
+            "each stage gathers parameters when it needs them, instead of all stages together.",
+            "training.setup",
         ),
         value(
             "--ddp-bucket-size",
             positive,
             None,
             "parameters of a bucket whose gradients travel together.",
-            "training.model",
+            "training.setup",
         ),
         switch(
             "--accumulate-allreduce-grads-in-fp32",
             "accumulate and reduce gradients in fp32; --bf16 does so unless --grad-reduce-in-bf16.",
-            "training.model",
+            "training.setup",
         ),
         switch("--grad-reduce-in-bf16", "reduce gradients in bf16.", f"{_HERE}.validate"),
     ),
