@@ -52,13 +52,15 @@ def stored(
     *,
     one_per_node: bool,
     overwrite: bool = False,
-    advice: str,
+    storage_flag: str,
+    folder_flag: str,
     purpose: str = "train",
 ) -> None:
     """Write the sample store `prefix` once, unless it exists; a store that is used again is reported as it was made.
 
     Every process of a job must call this, see `build_once`. `purpose` (train or evaluate) is for the message where no
-    sample is left. Raises UserError there, and where the folder cannot be written.
+    sample is left, `folder_flag` (what chooses the folder) for the one where the folder cannot be written; both are
+    UserErrors.
     """
     built = False
 
@@ -73,10 +75,16 @@ def stored(
                 raise
             raise UserError(
                 f"prepared data cannot be written to {prefix.parent} ({error.strerror}); free some space there, or "
-                "choose a folder that can be written"
+                f"choose another folder with {folder_flag}"
             ) from error
 
-    build_once(lambda: store_exists(prefix), build, one_per_node=one_per_node, overwrite=overwrite, advice=advice)
+    build_once(
+        lambda: store_exists(prefix),
+        build,
+        one_per_node=one_per_node,
+        overwrite=overwrite,
+        storage_flag=storage_flag,
+    )
     if not built:
         summary = read_summary(prefix)
         _LOG.info("using %s: %d records, %d samples", prefix, summary.num_records, summary.num_samples)
@@ -90,11 +98,11 @@ def build_once(
     *,
     one_per_node: bool,
     overwrite: bool = False,
-    advice: str,
+    storage_flag: str,
 ) -> None:
     """Run `build` on one rank (of the job, or of each node) unless its result exists; the others wait.
 
-    `advice` is for the message where a rank does not see what was built: what to set where nodes share no storage.
+    `storage_flag` is for the message where a rank does not see what was built: what to set where nodes share no disk.
     Waiting goes through the process group's store and has no time limit, since tokenizing may take longer than a
     collective may. A failure of the builder is raised on all ranks. Every rank must call this the same number of times.
     """
@@ -127,7 +135,7 @@ def build_once(
         raise RuntimeError(f"preparing the data failed on another rank: {text}")
     if not exists():
         raise UserError(
-            f"prepared data of rank 0 cannot be seen from this node; where nodes share no storage set {advice}"
+            f"prepared data of rank 0 cannot be seen from this node; where nodes share no storage set {storage_flag}"
         )
 
 

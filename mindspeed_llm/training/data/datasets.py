@@ -1,0 +1,163 @@
+"""Training, validation and test data of pretraining, in the order of megatron-core's GPTDataset and BlendedDataset."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_llm.tasks.preprocess.blending import Chain, Rows
+from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
+from mindspeed_llm.tasks.preprocess.prepared import build_once
+from mindspeed_llm.tasks.preprocess.pretrain_blend import PretrainLayout, pretrain_samples
+from mindspeed_llm.tasks.preprocess.pretrain_samples import PretrainSamples, SampleIndex
+from mindspeed_llm.tasks.preprocess.splits import split_documents
+from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
+from mindspeed_llm.training.data.content import check_content
+from mindspeed_llm.training.data.mock import MOCK_SPLIT, MockReader
+from mindspeed_llm.training.data.raw_text import RawText
+from mindspeed_llm.training.data.sources import SPLITS, Part, Split, named_blends, open_readers, split_parts
+from mindspeed_llm.training.data.tokens import TokenRules, named_tokenizer, token_rules
+
+_LOG = logging.getLogger("mindspeed_llm")
+_NAMES: dict[Split, str] = {"train": "training", "valid": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples in order: `rows[i]` holds S + 1 token ids, int64."""
+
+    name: str
+    rows: Rows
+    rules: TokenRules
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """The data of a run. `valid` and `test` are None where nothing is to be evaluated.
+
+    `layouts` are the numbers of training samples that were laid out, for checkpoints: see `Progress`.
+    """
+
+    train: Dataset
+    valid: Dataset | None
+    test: Dataset | None
+    layouts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is that goes on from a checkpoint.
+
+    The order of samples depends on how many are laid out together. With the `layouts` of the checkpoint the samples are
+    those of the run that wrote it, also where --train-iters or --global-batch-size have changed since; what is needed
+    beyond them is laid out behind them, with a seed of its own.
+    """
+
+    iteration: int
+    consumed_samples: int
+    layouts: tuple[int, ...] = ()
+
+
+def build_datasets(
+    args: Namespace, tokenizer: Tokenizer | None = None, *, progress: Progress | None = None
+) -> Datasets:
+    """The data that the flags name, with as many samples as the run takes.
+
+    Every process of the job must call this, and all get the same: one process (of each node with --no-shared-storage)
+    tokenizes raw files and lays samples out, the others wait and map its files.
+
+    Args:
+        args: validated arguments.
+        tokenizer: None loads the one that the flags name.
+        progress: None for a run that starts with the first sample.
+
+    Raises:
+        UserError: see `sources.check_data`; also where no folder can be written.
+    """
+    tokenizer = tokenizer or named_tokenizer(args)
+    rules = token_rules(args, tokenizer)
+    numbers = _num_samples(args)
+    layouts = _layouts(numbers["train"], args, progress)
+    rows = _mock_rows(args, tokenizer, rules, layouts) if args.mock_data else _rows(args, tokenizer, rules, layouts)
+    for split, found in rows.items():
+        _LOG.info("%s data: %d samples of %d tokens", _NAMES[split], len(found), args.seq_length)
+    made = {split: Dataset(_NAMES[split], found, rules) for split, found in rows.items()}
+    return Datasets(made["train"], made.get("valid"), made.get("test"), layouts)
+
+
+def _num_samples(args: Namespace) -> dict[Split, int]:
+    """Samples of the whole run, as Megatron counts them: there is a validation every --eval-interval steps and one at
+    the end."""
+    batch = args.global_batch_size
+    steps = args.train_samples // batch if args.train_samples else args.train_iters
+    return {
+        "train": args.train_samples or steps * batch,
+        "valid": (steps // args.eval_interval + 1) * args.eval_iters * batch,
+        "test": args.eval_iters * batch,
+    }
+
+
+def _layouts(num_samples: int, args: Namespace, progress: Progress | None) -> tuple[int, ...]:
+    if progress is None:
+        return (num_samples,)
+    layouts, wanted = progress.layouts or (num_samples,), num_samples
+    if not args.train_samples:
+        steps = max(args.train_iters - progress.iteration, 0)
+        wanted = progress.consumed_samples + steps * args.global_batch_size
+    return layouts if wanted <= sum(layouts) else (*layouts, wanted - sum(layouts))
+
+
+def _rows(
+    args: Namespace, tokenizer: Tokenizer | None, rules: TokenRules, layouts: tuple[int, ...]
+) -> dict[Split, Rows]:
+    """The rows of each split from the files that the flags name."""
+    cache = IndexCache(
+        Path(args.data_cache_path) if args.data_cache_path else None,
+        fallback=Path(args.save) / "dataset_cache" if args.save else None,
+        build_once=functools.partial(
+            build_once, one_per_node=args.no_shared_storage, storage_flag="--no-shared-storage"
+        ),
+    )
+    numbers = _num_samples(args)
+    rows: dict[Split, Rows] = {}
+    for blend in named_blends(args):
+        prefixes = [name.tokenized(args, tokenizer) if isinstance(name, RawText) else name for name in blend.names]
+        readers = open_readers(blend, prefixes)
+        check_content(blend.flag, readers, rules, tokenizer)
+        for part in split_parts(blend, readers, args):
+            sizes = layouts if part.split == "train" else (numbers[part.split],)
+            rows[part.split] = _joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
+    return rows
+
+
+def _laid_out(part: Part, num_samples: int, args: Namespace, seed: int, cache: IndexCache) -> Rows:
+    layout = PretrainLayout(sequence_length=args.seq_length, seed=args.seed + seed)
+    return pretrain_samples(part.sources, part.weights, num_samples, layout, cache)
+
+
+def _mock_rows(
+    args: Namespace, tokenizer: Tokenizer | None, rules: TokenRules, layouts: tuple[int, ...]
+) -> dict[Split, Rows]:
+    """Rows that are made up. The index is made by every process: it is small, and there is no file beside which it
+    could lie."""
+    eod_id = rules.vocab_size - 1 if rules.eod_id is None else rules.eod_id
+    reader = MockReader(rules.vocab_size if tokenizer is None else len(tokenizer), eod_id)
+    numbers = _num_samples(args)
+    rows: dict[Split, Rows] = {}
+    for split, documents in zip(SPLITS, split_documents(len(reader), MOCK_SPLIT), strict=True):
+        if split == "train" or args.eval_iters:
+            sizes = layouts if split == "train" else (numbers[split],)
+            indices = [
+                SampleIndex.build(reader.lengths, documents, size, args.seq_length, args.seed + seed)
+                for seed, size in enumerate(sizes)
+            ]
+            rows[split] = _joined([PretrainSamples(reader, index) for index in indices])
+    return rows
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    return parts[0] if len(parts) == 1 else Chain(parts)
