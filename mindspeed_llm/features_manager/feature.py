@@ -38,14 +38,19 @@ class Feature:
         raise NotImplementedError
 
     def validate(self, args: argparse.Namespace) -> None:
-        """Check the flags of the feature against each other and against others; also called when the feature is off.
+        """Check the flags of the feature, against each other and against others; also called when the feature is off.
+
+        All other arguments have passed the checks of `training.arguments`.
 
         Raises:
             UserError: names the flags, their values, and what to do.
         """
 
     def settings(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """What the flags mean in other arguments: name in `args` -> value. Asked only when the feature is on."""
+        """What the flags mean in other arguments: name in `args` -> value. Asked only when the feature is on.
+
+        Tuples are sets: those of several features are joined. Any other value that two features give must be the same.
+        """
         return {}
 
     def register_patches(self, patches: Patches, args: argparse.Namespace) -> None:

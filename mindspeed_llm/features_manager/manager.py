@@ -70,21 +70,27 @@ class FeaturesManager:
     def validate(self, args: argparse.Namespace) -> None:
         """Check the flags of all features, then put what they mean into `args` (`Feature.settings`).
 
+        Where several features set one argument to tuples, it gets the elements of all.
+
         Raises:
             UserError: a feature refuses its flags, or two features set one argument to different values.
         """
         for feature in self._features:
             feature.validate(args)
-        origin: dict[str, tuple[Feature, Any]] = {}
+        found: dict[str, Any] = {}
+        origin: dict[str, str] = {}
         for feature in self._on(args):
             for name, value in feature.settings(args).items():
-                first, other = origin.setdefault(name, (feature, value))
-                if other != value:
+                first = origin.setdefault(name, feature.name)
+                other = found.setdefault(name, value)
+                if isinstance(other, tuple) and isinstance(value, tuple):
+                    found[name] = tuple(dict.fromkeys(other + value))
+                elif other != value:
                     raise UserError(
-                        f"features {first.name!r} and {feature.name!r} exclude each other: the first sets {name} to "
+                        f"features {first!r} and {feature.name!r} exclude each other: the first sets {name} to "
                         f"{other!r}, the second to {value!r}; leave out the flags of one of them"
                     )
-        for name, (_, value) in origin.items():
+        for name, value in found.items():
             setattr(args, name, value)
 
     def apply(self, args: argparse.Namespace) -> None:
@@ -116,7 +122,7 @@ class FeaturesManager:
         return [] if self._patches is None else self._patches.applied()
 
     def listing(self, args: argparse.Namespace) -> list[ListedFeature]:
-        """One row for each feature, in order. Needs neither torch nor megatron."""
+        """One row for each feature, in order. Needs validated arguments, and neither torch nor megatron."""
         return [
             ListedFeature(
                 name=feature.name,

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 from mindspeed_llm.features_manager.feature import Feature
-from mindspeed_llm.features_manager.features.cuda_spots import CudaSpots
+from mindspeed_llm.features_manager.features.deterministic_mode import DeterministicMode
+from mindspeed_llm.features_manager.features.noop_layers import NoopLayers
+from mindspeed_llm.features_manager.features.num_layer_list import NumLayerList
+from mindspeed_llm.features_manager.features.profiling import Profiling
+from mindspeed_llm.features_manager.features.recompute_activation_function import RecomputeActivationFunction
+from mindspeed_llm.features_manager.features.recompute_layers_per_stage import RecomputeLayersPerStage
+from mindspeed_llm.features_manager.features.recompute_norm import RecomputeNorm
 
 # In the order in which their wrappers of one target stack: the first one innermost.
-FEATURES: tuple[Feature, ...] = (CudaSpots(),)
+FEATURES: tuple[Feature, ...] = (
+    NumLayerList(),
+    NoopLayers(),
+    RecomputeNorm(),
+    RecomputeActivationFunction(),
+    RecomputeLayersPerStage(),
+    DeterministicMode(),
+    Profiling(),
+)

@@ -1,0 +1,133 @@
+"""`--profile` and its details: which iterations and ranks are profiled, and what is recorded of them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
+from mindspeed_llm.training.arguments.flag import count, integer, one_of
+
+if TYPE_CHECKING:
+    from mindspeed_llm.platform.profiling import Profiler
+
+LEVEL_CHOICES = ("level_none", "level0", "level1", "level2")
+EXPORT_CHOICES = ("text", "db")
+
+
+class Profiling(Feature):
+    """The flags of `platform.profiling.Profiler`, which `profiler_of` makes."""
+
+    name = "profiling"
+    description = "record some iterations with the device's profiler"
+
+    def register_arguments(self, group: ArgumentTarget) -> None:
+        """Add `--profile` and its details."""
+        group.add_argument("--profile", action="store_true", help="record a profile with the device's profiler.")
+        group.add_argument(
+            "--profile-step-start",
+            type=count,
+            default=10,
+            metavar="N",
+            help="first iteration recorded, counted from 0 over the whole training (default 10).",
+        )
+        group.add_argument(
+            "--profile-step-end",
+            type=integer,
+            default=12,
+            metavar="N",
+            help="iteration before which the profile ends; -1: the end of the run (default 12).",
+        )
+        group.add_argument(
+            "--profile-ranks",
+            type=integer,
+            nargs="+",
+            default=(0,),
+            metavar="N",
+            help="ranks that record; -1: all (default 0).",
+        )
+        group.add_argument(
+            "--profile-level",
+            type=one_of(LEVEL_CHOICES),
+            default="level0",
+            metavar="|".join(LEVEL_CHOICES),
+            help="how much of the device's activity is recorded (default level0).",
+        )
+        group.add_argument(
+            "--profile-export-type",
+            type=one_of(EXPORT_CHOICES),
+            default="text",
+            metavar="|".join(EXPORT_CHOICES),
+            help="format of the files (default text).",
+        )
+        group.add_argument(
+            "--profile-data-simplification", action="store_true", help="leave out what can be derived from the rest."
+        )
+        group.add_argument("--profile-with-cpu", action="store_true", help="record the host's activity too.")
+        group.add_argument("--profile-with-stack", action="store_true", help="record Python call stacks.")
+        group.add_argument("--profile-with-memory", action="store_true", help="record memory use.")
+        group.add_argument("--profile-record-shapes", action="store_true", help="record shapes of inputs.")
+        group.add_argument(
+            "--profile-save-path",
+            default="./profile_dir",
+            metavar="DIR",
+            help="folder for profiles (default ./profile_dir).",
+        )
+
+    def is_on(self, args: argparse.Namespace) -> bool:
+        """Whether `--profile` is given."""
+        return args.profile
+
+    def validate(self, args: argparse.Namespace) -> None:
+        """Refuse iterations and ranks that there are none of."""
+        if not self.is_on(args):
+            return
+        start, end = args.profile_step_start, args.profile_step_end
+        if end != -1 and end <= start:
+            raise UserError(
+                f"--profile-step-end {end} is not above --profile-step-start {start}: no iteration would be recorded; "
+                "expected a larger number, or -1 for the end of the run"
+            )
+        if start >= args.train_iters:
+            raise UserError(
+                f"--profile-step-start {start} is not below --train-iters {args.train_iters}: no iteration would be "
+                "recorded; iterations are counted from 0"
+            )
+        wrong = [rank for rank in args.profile_ranks if not -1 <= rank < args.world_size]
+        if wrong:
+            raise UserError(
+                f"--profile-ranks {' '.join(map(str, args.profile_ranks))}: there is no rank {wrong[0]} among "
+                f"{args.world_size}; expected 0 to {args.world_size - 1}, or -1 for all"
+            )
+
+
+def profiler_of(args: argparse.Namespace, *, rank: int, iteration: int) -> Profiler:
+    """The profiler of this process, a context manager around the training loop; call its `step` after each iteration.
+
+    The flags count iterations over the whole training: a run that resumes at `iteration` records what is left of them.
+
+    Args:
+        args: validated arguments.
+        rank: global rank of this process.
+        iteration: iterations that have been done before this run.
+    """
+    from mindspeed_llm.platform.profiling import Profiler
+
+    start, end = args.profile_step_start, args.profile_step_end
+    is_over = end != -1 and end <= iteration
+    return Profiler(
+        rank=rank,
+        enabled=args.profile and not is_over,
+        step_start=max(start - iteration, 0),
+        step_end=end if end == -1 else end - iteration,
+        ranks=args.profile_ranks,
+        level=args.profile_level,
+        export_type=args.profile_export_type,
+        data_simplification=args.profile_data_simplification,
+        with_cpu=args.profile_with_cpu,
+        with_stack=args.profile_with_stack,
+        with_memory=args.profile_with_memory,
+        record_shapes=args.profile_record_shapes,
+        save_path=args.profile_save_path,
+    )
