@@ -52,7 +52,8 @@ def validate(args: Namespace, world_size: int) -> Namespace:
 
 def _idle(args: Namespace) -> tuple[str, ...]:
     """A line for each flag that has no effect beside the others."""
-    dests = {name: flag.dest for name, flag in all_flags().items()}
+    dests = {name: name.lstrip("-").replace("-", "_") for name in IDLE}
+    dests |= {name: flag.dest for name, flag in all_flags().items()}
     return tuple(
         f"{flag} has no effect {row.because}"
         for flag, row in IDLE.items()
@@ -61,7 +62,7 @@ def _idle(args: Namespace) -> tuple[str, ...]:
 
 
 def world_size_of(args: Namespace, environment: Mapping[str, str]) -> int:
-    """The number of ranks of a run, or with --check of the run that is planned.
+    """The number of ranks of a run, or of the one that is planned, with --check or --list-features.
 
     Raises:
         UserError: WORLD_SIZE is no number above 0.
@@ -70,7 +71,7 @@ def world_size_of(args: Namespace, environment: Mapping[str, str]) -> int:
         return args.check
     text = environment.get("WORLD_SIZE")
     if text is None:
-        return 1 if args.check is None else smallest_world_size(args)
+        return smallest_world_size(args) if args.check is not None or args.list_features else 1
     if not text.isdecimal() or not int(text):
         raise UserError(f"WORLD_SIZE {text!r} in the environment: expected a number above 0, as torchrun sets it")
     return int(text)

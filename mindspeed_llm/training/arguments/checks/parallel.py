@@ -28,8 +28,8 @@ def check_ranks(args: Namespace, world_size: int) -> None:
         raise UserError(f"--context-parallel-size {cp}: context parallelism is not available yet; expected 1")
     if world_size % (tp * pp):
         raise UserError(
-            f"{world_size} ranks are no multiple of --tensor-model-parallel-size {tp} x --pipeline-model-parallel-size "
-            f"{pp} = {tp * pp}; start a multiple of it, or lower one of the sizes"
+            f"the number of ranks is {world_size}, no multiple of --tensor-model-parallel-size {tp} x "
+            f"--pipeline-model-parallel-size {pp} = {tp * pp}; start a multiple of it, or lower one of the sizes"
         )
     args.world_size = world_size
     args.data_parallel_size = world_size // (tp * pp)
@@ -37,7 +37,7 @@ def check_ranks(args: Namespace, world_size: int) -> None:
         ep, etp = args.expert_model_parallel_size, args.expert_tensor_parallel_size
         if world_size % (ep * etp * pp):
             raise UserError(
-                f"{world_size} ranks are no multiple of --expert-model-parallel-size {ep} x "
+                f"the number of ranks is {world_size}, no multiple of --expert-model-parallel-size {ep} x "
                 f"--expert-tensor-parallel-size {etp} x --pipeline-model-parallel-size {pp} = {ep * etp * pp}; start a "
                 "multiple of it, or lower one of the sizes"
             )

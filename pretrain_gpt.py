@@ -1,0 +1,22 @@
+"""Pre-train a GPT model with the Megatron backend.
+
+    python pretrain_gpt.py [flags]
+    torchrun --nproc_per_node 8 pretrain_gpt.py [flags]
+
+`--help` lists all flags, `--check` validates everything and prints what each rank will hold, without training.
+"""
+
+import sys
+
+from mindspeed_llm import cli
+
+
+def main(argv: list[str]) -> int | None:
+    """Train as `argv` says; the import stands here so that its errors are reported like all others."""
+    from mindspeed_llm.training.main import main as train
+
+    return train(argv)
+
+
+if __name__ == "__main__":
+    cli.run(main, sys.argv[1:])
