@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 import torch
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, nn
 
 from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.noop_layer import without_gaps
 from mindspeed_llm.core.rotary import ScaledRotaryEmbedding
 
 
@@ -46,6 +48,10 @@ class LlmGptModel(GPTModel):
             # In place: the layer's backward needs its input and weight only.
             logits[..., real:] = -torch.inf
         return logits, bias
+
+    def sharded_state_dict(self, *arguments: Any, **options: Any) -> ShardedStateDict:
+        """See `GPTModel`; layers go by their number in the model, whatever noop layers stand between them."""
+        return without_gaps(super().sharded_state_dict(*arguments, **options), self.config.noop_layers)
 
 
 def _tell_factor(config: LlmConfig, factor: float) -> None:

@@ -6,15 +6,18 @@ parameters are the ones of its checkpoints, and are kept.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import _initialize_affine_weight_gpu
+from megatron.core.tensor_parallel.random import CheckpointWithoutOutput
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
 from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.swiglu import fused_swiglu
 
 
 class GroupedExperts(MegatronModule):
@@ -32,8 +35,9 @@ class GroupedExperts(MegatronModule):
         self.num_local_experts = num_local_experts
         self.ep_group, self.tp_group, self.dp_group = pg_collection.ep, pg_collection.expt_tp, pg_collection.expt_dp
         self.expert_parallel = config.expert_model_parallel_size > 1
-        # For `sharded_state_dict`.
-        self.activation_recompute = False
+        self.activation_recompute = (
+            config.recompute_granularity == "selective" and "moe_act" in config.recompute_modules
+        )
         ffn = config.moe_ffn_hidden_size // self.tp_group.size()
         hidden = config.hidden_size
         self.weight1 = torch.nn.Parameter(torch.empty(hidden, num_local_experts * 2 * ffn, dtype=config.params_dtype))
@@ -48,14 +52,30 @@ class GroupedExperts(MegatronModule):
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """tokens [T, H] sorted by expert, how many each has [experts], their weights [T] -> [T, H], no bias."""
-        hidden = self.config.hidden_size
-        first = self.weight1.view(self.num_local_experts, hidden, -1)
-        second = self.weight2.view(self.num_local_experts, -1, hidden)
-        outputs = []
-        for index, group in enumerate(tokens.split(tokens_per_expert.tolist())):
-            gate, up = (group @ first[index]).chunk(2, dim=-1)
-            outputs.append(self.config.activation_func(gate) * up)
-        inner = torch.cat(outputs)
-        inner = (inner * probabilities.unsqueeze(-1)).to(inner.dtype)
-        parts = inner.split(tokens_per_expert.tolist())
-        return torch.cat([part @ second[index] for index, part in enumerate(parts)]), None
+        counts = tokens_per_expert.tolist()
+        first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
+        second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
+        joined = _multiply(tokens, counts, first)
+        if not self.activation_recompute:
+            return _multiply(self._activate(joined, probabilities), counts, second), None
+        checkpoint = CheckpointWithoutOutput()
+        output = _multiply(checkpoint.checkpoint(self._activate, joined, probabilities), counts, second)
+        checkpoint.discard_output_and_register_recompute(output)
+        return output, None
+
+    def _activate(self, joined: Tensor, probabilities: Tensor) -> Tensor:
+        """gate and up [T, 2 * ffn], weights of the tokens [T] -> [T, ffn]"""
+        if self.config.fused_swiglu:
+            inner = fused_swiglu(joined)
+        else:
+            gate, up = joined.chunk(2, dim=-1)
+            inner = self.config.activation_func(gate) * up
+        return (inner * probabilities.unsqueeze(-1)).to(inner.dtype)
+
+
+def _multiply(rows: Tensor, counts: Sequence[int], weights: Tensor) -> Tensor:
+    """rows [T, in], of which expert i has the next counts[i], times weights[i] [in, out] -> [T, out]
+
+    Also experts without rows take part, so that their weights have gradients on every rank.
+    """
+    return torch.cat([part @ weight for part, weight in zip(rows.split(counts), weights, strict=True)])

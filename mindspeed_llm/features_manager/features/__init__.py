@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_llm.features_manager.feature import Feature
+from mindspeed_llm.features_manager.features.cuda_spots import CudaSpots
 from mindspeed_llm.features_manager.features.deterministic_mode import DeterministicMode
 from mindspeed_llm.features_manager.features.noop_layers import NoopLayers
 from mindspeed_llm.features_manager.features.num_layer_list import NumLayerList
@@ -13,6 +14,7 @@ from mindspeed_llm.features_manager.features.recompute_norm import RecomputeNorm
 
 # In the order in which their wrappers of one target stack: the first one innermost.
 FEATURES: tuple[Feature, ...] = (
+    CudaSpots(),
     NumLayerList(),
     NoopLayers(),
     RecomputeNorm(),

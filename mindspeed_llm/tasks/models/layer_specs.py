@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -18,12 +17,13 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from mindspeed_llm.core.attention import CoreAttention
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.moe.grouped_experts import GroupedExperts
-from mindspeed_llm.core.norm import RMSNorm
+from mindspeed_llm.core.norm import LayerNorm, RMSNorm
+from mindspeed_llm.core.swiglu import fused_swiglu
 
 
 def norm_of(config: LlmConfig) -> type:
-    """The norm of a model: root mean square by our own module, layer norm by megatron-core's choice."""
-    return RMSNorm if config.normalization == "RMSNorm" else LocalSpecProvider().layer_norm()
+    """The norm of a model."""
+    return RMSNorm if config.normalization == "RMSNorm" else LayerNorm
 
 
 def decoder_layer(config: LlmConfig, *, moe: bool) -> ModuleSpec:
@@ -47,7 +47,7 @@ def decoder_layer(config: LlmConfig, *, moe: bool) -> ModuleSpec:
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=_experts(config) if moe else ModuleSpec(module=MLP, submodules=_linears()),
+            mlp=_experts(config) if moe else ModuleSpec(module=MLP, submodules=_mlp(config)),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -57,8 +57,8 @@ def _experts(config: LlmConfig) -> ModuleSpec:
     if config.moe_grouped_gemm:
         experts = ModuleSpec(module=GroupedExperts)
     else:
-        experts = ModuleSpec(module=SequentialMLP, submodules=_linears())
-    shared = ModuleSpec(module=SharedExpertMLP, submodules=_linears())
+        experts = ModuleSpec(module=SequentialMLP, submodules=_mlp(config))
+    shared = ModuleSpec(module=SharedExpertMLP, submodules=_mlp(config))
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(experts=experts, shared_experts=shared),
@@ -66,5 +66,10 @@ def _experts(config: LlmConfig) -> ModuleSpec:
     )
 
 
-def _linears() -> MLPSubmodules:
-    return MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+def _mlp(config: LlmConfig) -> MLPSubmodules:
+    return MLPSubmodules(
+        linear_fc1=ColumnParallelLinear,
+        linear_fc2=RowParallelLinear,
+        # megatron-core builds it where the configuration says `use_te_activation_func`.
+        activation_func=fused_swiglu if config.fused_swiglu else None,
+    )

@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.gpt_model import LlmGptModel
+from mindspeed_llm.core.noop_layer import specs_at
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.models.layer_specs import decoder_layer, norm_of
 
@@ -55,9 +56,12 @@ def block_of(config: LlmConfig, layer: LayerSpec, vp_stage: int | None) -> Trans
     """The layers of one (virtual) stage, each dense or with experts, and the final norm."""
     count = get_num_layers_to_build(config, vp_stage=vp_stage)
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    positions = range(first, first + count)
     return TransformerBlockSubmodules(
-        layer_specs=[layer(config, moe=_has_experts(config, position)) for position in positions],
+        layer_specs=specs_at(
+            range(first, first + count),
+            config.noop_layers,
+            lambda position: layer(config, moe=_has_experts(config, position)),
+        ),
         layer_norm=norm_of(config),
     )
 
