@@ -112,10 +112,10 @@ class FeaturesManager:
         self._patches = patches
 
     def undo(self) -> None:
-        """Undo what `apply` did."""
-        assert self._patches is not None, "the features have not been applied"
-        self._patches.undo()
-        self._patches = None
+        """Undo what `apply` did; nothing where it has failed or has not been called."""
+        if self._patches is not None:
+            self._patches.undo()
+            self._patches = None
 
     def applied(self) -> list[AppliedPatch]:
         """The patches in force; empty before `apply` and after `undo`."""

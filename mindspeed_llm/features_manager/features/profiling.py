@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
 from mindspeed_llm.training.arguments.flag import count, integer, one_of
-
-if TYPE_CHECKING:
-    from mindspeed_llm.platform.profiling import Profiler
 
 LEVEL_CHOICES = ("level_none", "level0", "level1", "level2")
 EXPORT_CHOICES = ("text", "db")
 
 
 class Profiling(Feature):
-    """The flags of `platform.profiling.Profiler`, which `profiler_of` makes."""
+    """The flags of `platform.profiling.Profiler`; `training.profiler` makes one of them."""
 
     name = "profiling"
     description = "record some iterations with the device's profiler"
@@ -100,34 +96,3 @@ class Profiling(Feature):
                 f"--profile-ranks {' '.join(map(str, args.profile_ranks))}: there is no rank {wrong[0]} among "
                 f"{args.world_size}; expected 0 to {args.world_size - 1}, or -1 for all"
             )
-
-
-def profiler_of(args: argparse.Namespace, *, rank: int, iteration: int) -> Profiler:
-    """The profiler of this process, a context manager around the training loop; call its `step` after each iteration.
-
-    The flags count iterations over the whole training: a run that resumes at `iteration` records what is left of them.
-
-    Args:
-        args: validated arguments.
-        rank: global rank of this process.
-        iteration: iterations that have been done before this run.
-    """
-    from mindspeed_llm.platform.profiling import Profiler
-
-    start, end = args.profile_step_start, args.profile_step_end
-    is_over = end != -1 and end <= iteration
-    return Profiler(
-        rank=rank,
-        enabled=args.profile and not is_over,
-        step_start=max(start - iteration, 0),
-        step_end=end if end == -1 else end - iteration,
-        ranks=args.profile_ranks,
-        level=args.profile_level,
-        export_type=args.profile_export_type,
-        data_simplification=args.profile_data_simplification,
-        with_cpu=args.profile_with_cpu,
-        with_stack=args.profile_with_stack,
-        with_memory=args.profile_with_memory,
-        record_shapes=args.profile_record_shapes,
-        save_path=args.profile_save_path,
-    )
