@@ -39,11 +39,7 @@ def initialize(args: Namespace) -> None:
         distributed_timeout_minutes=args.distributed_timeout_minutes,
     )
     init_num_microbatches_calculator(
-        distributed.rank(),
-        args.rampup_batch_size,
-        args.global_batch_size,
-        args.micro_batch_size,
-        args.data_parallel_size,
+        distributed.rank(), None, args.global_batch_size, args.micro_batch_size, args.data_parallel_size
     )
     # Stages have different layers and so need different random numbers for their initial weights.
     stage = parallel_state.get_pipeline_model_parallel_rank()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +37,23 @@ class TrainingModel:
     def modules(self) -> list[nn.Module]:
         """The chunks without what wraps them."""
         return [unwrapped(chunk) for chunk in self.chunks]
+
+
+@contextlib.contextmanager
+def complete_weights(model: TrainingModel) -> Iterator[None]:
+    """A context in which all weights of this rank are those of the last step.
+
+    With `--overlap-param-gather` a step leaves each data-parallel rank with its own share of new weights, and the others
+    arrive in the course of the next forward.
+    """
+    overlapped = [chunk for chunk in model.chunks if chunk.ddp_config.overlap_param_gather]
+    for chunk in overlapped:
+        chunk.disable_forward_pre_hook(param_sync=True)
+    try:
+        yield
+    finally:
+        for chunk in overlapped:
+            chunk.enable_forward_pre_hook()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -74,9 +93,6 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
         )
         for index, module in enumerate(wrapped)
     ]
-    if args.data_parallel_random_init:
-        for chunk in chunks:
-            chunk.broadcast_params()
     optimizer = get_megatron_optimizer(_optimizer_config(args), chunks)
     _connect(config, args, chunks, optimizer)
     return TrainingModel(config=config, chunks=chunks, optimizer=optimizer, scheduler=_scheduler(args, optimizer))
