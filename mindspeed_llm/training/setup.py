@@ -43,8 +43,8 @@ class TrainingModel:
 def complete_weights(model: TrainingModel) -> Iterator[None]:
     """A context in which all weights of this rank are those of the last step.
 
-    With `--overlap-param-gather` a step leaves each data-parallel rank with its own share of new weights, and the others
-    arrive in the course of the next forward.
+    With `--overlap-param-gather` a step leaves each data-parallel rank with its own share of new weights, and the
+    others arrive in the course of the next forward.
     """
     overlapped = [chunk for chunk in model.chunks if chunk.ddp_config.overlap_param_gather]
     for chunk in overlapped:
