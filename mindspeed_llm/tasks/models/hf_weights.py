@@ -45,7 +45,13 @@ def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) 
     Raises:
         UserError: the directory is none, holds another model than the arguments describe, or lacks a tensor.
     """
-    request = ConversionRequest(load_model_type="hf", save_model_type="mg", load_dir=folder, save_dir=folder)
+    request = ConversionRequest(
+        load_model_type="hf",
+        save_model_type="mg",
+        load_dir=folder,
+        save_dir=folder,
+        model_type_hf=args.model_type_hf,
+    )
     loaded = load(request)
     _compare(loaded, args, folder)
     topology = topology_of(args)

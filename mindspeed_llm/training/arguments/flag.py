@@ -195,8 +195,9 @@ def one_of(choices: Sequence[Any], kind: Callable[[str], Any] = str) -> Callable
     def convert(text: str) -> Any:
         found = kind(text)
         if found not in choices:
-            close = difflib.get_close_matches(text, list(map(str, choices)), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            names = {str(choice).lower(): choice for choice in choices}
+            close = difflib.get_close_matches(text.lower(), names, n=1)
+            hint = f"; did you mean {names[close[0]]}?" if close else ""
             raise argparse.ArgumentTypeError(f"expected one of {', '.join(map(str, choices))}; found {text!r}{hint}")
         return found
 

@@ -106,6 +106,9 @@ NOT_YET: dict[str, str] = {
         "fp32-residual-connection moe-input-jitter-eps",
     ),
     **_rows("gradients are sums over tokens, which are divided once; leave it out", "ddp-average-in-collective"),
+    **_rows(
+        "it is done in all layers; leave it out", "recompute-norm-num-layers recompute-activation-function-num-layers"
+    ),
     **_rows("each layer's router losses are added up; leave it out", "moe-per-layer-logging"),
     **_rows("weights always start from --seed; leave it out", "no-initialization data-parallel-random-init"),
     **_rows(_SCHEDULE, "schedules-method dualpipev-dw-detach recompute-in-bubble recompute-in-advance"),

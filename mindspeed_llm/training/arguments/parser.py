@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ def parse(
     """
     parser = make_parser(features, program=program, description=description)
     if "--help" in argv or "-h" in argv:
-        print(parser.format_help())
+        if os.environ.get("RANK", "0") == "0":
+            print(parser.format_help())
         raise SystemExit(0)
     actions = {name: action for action in parser._actions for name in action.option_strings}
     words, notices = _renamed(argv)
@@ -107,7 +109,7 @@ def make_parser(features: Sequence[HasFlags] = (), *, program: str, description:
 
 
 def all_flags(groups: Iterable[Group] = (*TRAINING, *OF_FEATURES)) -> dict[str, Flag]:
-    """The flags of tables, by name."""
+    """The flags of tables, by name; those of features are not among them."""
     return {flag.name: flag for group in groups for flag in group.flags}
 
 

@@ -16,7 +16,7 @@ from mindspeed_llm.training.arguments.flag import (
 
 _CONFIG = "tasks.models.config"
 _PROVIDER = "tasks.models.provider"
-_HERE = "training.arguments"
+_STRUCTURE = "training.arguments.checks.structure"
 
 SIZES = Group(
     title="Model: sizes",
@@ -27,7 +27,7 @@ SIZES = Group(
             None,
             "take every structure flag from the config.json of a Hugging Face model directory. Flags given beside it "
             "must agree with it.",
-            f"{_HERE}.model_from_hf",
+            "training.arguments.model_from_hf",
             metavar="DIR",
         ),
         several(
@@ -49,7 +49,13 @@ SIZES = Group(
             "multiple of 64.",
             _CONFIG,
         ),
-        value("--vocab-size", positive, None, "number of tokens before padding; by default the tokenizer's.", _HERE),
+        value(
+            "--vocab-size",
+            positive,
+            None,
+            "number of tokens before padding; by default the tokenizer's.",
+            f"{_STRUCTURE} {_CONFIG}",
+        ),
         value(
             "--padded-vocab-size",
             positive,
@@ -62,7 +68,7 @@ SIZES = Group(
             positive,
             128,
             "pad the vocabulary to a multiple of this times the tensor parallel size.",
-            _HERE,
+            _STRUCTURE,
         ),
         switch(
             "--untie-embeddings-and-output-weights",
@@ -86,7 +92,7 @@ ATTENTION = Group(
             "width of a head; by default --hidden-size / --num-attention-heads.",
             _CONFIG,
         ),
-        switch("--qk-layernorm", "normalise the queries and keys of each head.", f"{_CONFIG} {_PROVIDER}"),
+        switch("--qk-layernorm", "normalise the queries and keys of each head.", _CONFIG),
         switch("--add-qkv-bias", "give the projections to query, key and value a bias.", _CONFIG),
         value("--attention-dropout", fraction, 0.1, "dropout of attention weights.", _CONFIG),
         switch("--attention-softmax-in-fp32", "compute the softmax of attention in fp32.", _CONFIG),
@@ -119,7 +125,11 @@ POSITIONS = Group(
             _PROVIDER,
             choices=("learned_absolute", "rope", "none"),
         ),
-        switch("--use-rotary-position-embeddings", "the same as --position-embedding-type rope.", f"{_HERE}.validate"),
+        switch(
+            "--use-rotary-position-embeddings",
+            "the same as --position-embedding-type rope.",
+            _STRUCTURE,
+        ),
         value("--rotary-base", number, 10000.0, "base of rotary positions.", _PROVIDER),
         value("--rotary-percent", fraction, 1.0, "part of a head that turns.", _PROVIDER),
         value(
@@ -127,36 +137,60 @@ POSITIONS = Group(
             str,
             None,
             "stretch rotary positions beyond those that the model was trained on.",
-            _PROVIDER,
+            _CONFIG,
             choices=("linear", "llama3", "yarn"),
         ),
-        value("--rope-scaling-factor", number, 8.0, "how far positions are stretched.", _PROVIDER),
-        value("--low-freq-factor", number, None, "llama3: bound of the low frequencies; 1 by default.", _PROVIDER),
-        value("--high-freq-factor", number, None, "llama3: bound of the high frequencies; 4 by default.", _PROVIDER),
+        value("--rope-scaling-factor", number, 8.0, "how far positions are stretched.", _CONFIG),
+        value(
+            "--low-freq-factor",
+            number,
+            None,
+            "llama3: bound of the low frequencies; 1 by default.",
+            _CONFIG,
+        ),
+        value(
+            "--high-freq-factor",
+            number,
+            None,
+            "llama3: bound of the high frequencies; 4 by default.",
+            _CONFIG,
+        ),
         value(
             "--original-max-position-embeddings",
             positive,
             None,
             "llama3: positions that the model was trained on at first; 8192 by default.",
-            _PROVIDER,
+            _CONFIG,
         ),
         value(
             "--rope-scaling-original-max-position-embeddings",
             positive,
             None,
             "yarn: positions that the model was trained on at first.",
-            _PROVIDER,
+            _CONFIG,
         ),
-        value("--beta-fast", number, 32.0, "yarn: turns above which a frequency stays as it is.", _PROVIDER),
-        value("--beta-slow", number, 1.0, "yarn: turns below which a frequency is stretched in full.", _PROVIDER),
-        value("--rope-scaling-mscale", number, 1.0, "yarn: scale of attention.", _PROVIDER),
-        value("--rope-scaling-mscale-all-dim", number, 0.0, "yarn: scale of attention, all channels.", _PROVIDER),
+        value("--beta-fast", number, 32.0, "yarn: turns above which a frequency stays as it is.", _CONFIG),
+        value(
+            "--beta-slow",
+            number,
+            1.0,
+            "yarn: turns below which a frequency is stretched in full.",
+            _CONFIG,
+        ),
+        value("--rope-scaling-mscale", number, 1.0, "yarn: scale of attention.", _CONFIG),
+        value(
+            "--rope-scaling-mscale-all-dim",
+            number,
+            0.0,
+            "yarn: scale of attention, all channels.",
+            _CONFIG,
+        ),
         value(
             "--rope-scaling-attention-factor",
             number,
             None,
             "yarn: scale of attention, in place of the one that follows from the other flags.",
-            _PROVIDER,
+            _CONFIG,
         ),
     ),
 )
@@ -172,7 +206,7 @@ LAYERS = Group(
             str,
             "LayerNorm",
             "kind of norm.",
-            f"{_CONFIG} {_PROVIDER}",
+            _CONFIG,
             choices=("LayerNorm", "RMSNorm"),
         ),
         value("--norm-epsilon", amount, 1e-5, "epsilon of norms.", _CONFIG),

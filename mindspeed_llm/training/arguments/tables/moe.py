@@ -13,7 +13,6 @@ from mindspeed_llm.training.arguments.flag import (
 )
 
 _CONFIG = "tasks.models.config"
-_HERE = "training.arguments"
 
 EXPERTS = Group(
     title="Experts",
@@ -27,10 +26,14 @@ EXPERTS = Group(
             layer_pattern,
             1,
             "which layers have experts. N: each N-th, the first included (-1: all); a list: 1 for each that has.",
-            _CONFIG,
+            "core.layer_layout",
         ),
         value(
-            "--first-k-dense-replace", integer, None, "so many layers at the start have no experts (-1: none).", _CONFIG
+            "--first-k-dense-replace",
+            integer,
+            None,
+            "so many layers at the start have no experts (-1: none).",
+            "core.layer_layout",
         ),
         value(
             "--moe-shared-expert-intermediate-size",
@@ -44,7 +47,7 @@ EXPERTS = Group(
             count,
             None,
             "the same, as a number of experts of --moe-ffn-hidden-size.",
-            f"{_HERE}.validate",
+            "training.arguments.checks.experts",
         ),
         switch("--shared-expert-gate", "weigh the shared expert by a gate of its own.", _CONFIG),
         switch(

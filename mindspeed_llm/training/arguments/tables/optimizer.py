@@ -13,7 +13,7 @@ from mindspeed_llm.training.arguments.flag import (
 
 _CONFIG = "tasks.models.config"
 _OPTIMIZER = "training.setup"
-_HERE = "training.arguments"
+_SCHEDULE = "training.arguments.checks.schedule"
 
 BATCH = Group(
     title="Batch and length of the run",
@@ -33,7 +33,13 @@ BATCH = Group(
             "training.data",
         ),
         value("--train-iters", positive, None, "steps of the run.", "training.loop"),
-        value("--train-samples", positive, None, "samples of the run, instead of --train-iters.", "training.loop"),
+        value(
+            "--train-samples",
+            positive,
+            None,
+            "samples of the run, instead of --train-iters.",
+            _SCHEDULE,
+        ),
         value(
             "--exit-interval", positive, None, "save and exit after a step that this number divides.", "training.loop"
         ),
@@ -41,7 +47,7 @@ BATCH = Group(
         switch("--exit-signal-handler", "save and exit on SIGTERM.", "training.loop"),
         switch("--manual-gc", "collect garbage at fixed steps only, on all ranks together.", "training.loop"),
         value("--manual-gc-interval", count, 0, "steps between collections; 0: none.", "training.loop"),
-        negative("--no-manual-gc-eval", "manual_gc_eval", "no collection around evaluations.", "training.evaluate"),
+        negative("--no-manual-gc-eval", "manual_gc_eval", "no collection around evaluations.", "training.loop"),
     ),
 )
 
@@ -84,10 +90,22 @@ LEARNING_RATE = Group(
             choices=("constant", "linear", "cosine", "inverse-square-root", "WSD"),
         ),
         value("--lr-decay-iters", positive, None, "steps until it is lowest; by default all.", _OPTIMIZER),
-        value("--lr-decay-samples", positive, None, "the same in samples, with --train-samples.", _OPTIMIZER),
+        value(
+            "--lr-decay-samples",
+            positive,
+            None,
+            "the same in samples, with --train-samples.",
+            _SCHEDULE,
+        ),
         value("--lr-warmup-fraction", fraction, None, "part of the decay steps in which it rises.", _OPTIMIZER),
         value("--lr-warmup-iters", count, 0, "steps in which it rises.", _OPTIMIZER),
-        value("--lr-warmup-samples", count, 0, "the same in samples, with --train-samples.", _OPTIMIZER),
+        value(
+            "--lr-warmup-samples",
+            count,
+            0,
+            "the same in samples, with --train-samples.",
+            _SCHEDULE,
+        ),
         value("--lr-warmup-init", amount, 0.0, "learning rate that it rises from.", _OPTIMIZER),
         value(
             "--lr-wsd-decay-style",
@@ -98,7 +116,7 @@ LEARNING_RATE = Group(
             choices=("exponential", "linear", "cosine", "minus_sqrt"),
         ),
         value("--lr-wsd-decay-iters", positive, None, "WSD: steps in which it falls.", _OPTIMIZER),
-        value("--lr-wsd-decay-samples", positive, None, "WSD: the same in samples.", _OPTIMIZER),
+        value("--lr-wsd-decay-samples", positive, None, "WSD: the same in samples.", _SCHEDULE),
         switch(
             "--override-opt_param-scheduler",
             "take the schedule from these flags, not from the checkpoint.",
@@ -126,7 +144,7 @@ PRECISION = Group(
             "--no-check-for-nan-in-loss-and-grad",
             "check_for_nan_in_loss_and_grad",
             "go on after a loss or a gradient that is not finite.",
-            "training.train_step training.setup",
+            "training.loop training.setup",
         ),
     ),
 )

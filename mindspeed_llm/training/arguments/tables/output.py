@@ -9,7 +9,7 @@ _MAIN = "training.main"
 CHECKPOINT = Group(
     title="Checkpoints",
     flags=(
-        value("--save", str, None, "folder for checkpoints.", _CHECKPOINTING, metavar="DIR"),
+        value("--save", str, None, "folder for checkpoints.", "training.pretrain", metavar="DIR"),
         value("--save-interval", positive, None, "steps between checkpoints; by default one at the end.", _LOOP),
         switch("--no-save-optim", "leave the optimizer's state out.", _CHECKPOINTING),
         switch("--no-save-rng", "leave the state of random numbers out.", _CHECKPOINTING),
@@ -18,7 +18,7 @@ CHECKPOINT = Group(
             str,
             None,
             "folder of checkpoints to go on from; or a Hugging Face model directory, whose weights are taken.",
-            f"{_CHECKPOINTING} tasks.models.hf_weights",
+            "training.pretrain",
             metavar="DIR",
         ),
         switch("--no-load-optim", "do not load the optimizer's state.", _CHECKPOINTING),
@@ -37,14 +37,14 @@ CHECKPOINT = Group(
         switch(
             "--enable-hf2mg-convert",
             "--load is a Hugging Face model directory (found out without this flag, too).",
-            "tasks.models.hf_weights",
+            "training.pretrain",
         ),
         value(
             "--model-type-hf",
             str,
             None,
             "family of the Hugging Face model; by default read off its config.json.",
-            "tasks.models.hf_weights",
+            "training.arguments.model_from_hf tasks.models.hf_weights",
             metavar="FAMILY",
         ),
     ),
@@ -54,7 +54,13 @@ EVALUATION = Group(
     title="Evaluation",
     flags=(
         value("--eval-interval", positive, 1000, "steps between evaluations.", _LOOP),
-        value("--eval-iters", count, 100, "global batches of an evaluation; 0: no evaluation.", "training.evaluate"),
+        value(
+            "--eval-iters",
+            count,
+            100,
+            "global batches of an evaluation; 0: no evaluation.",
+            "training.loop training.data",
+        ),
     ),
 )
 
@@ -62,7 +68,7 @@ LOGS = Group(
     title="Logs",
     flags=(
         value("--log-interval", positive, 100, "steps between log lines.", _LOOP),
-        switch("--log-throughput", "log TFLOP/s.", _LOOP),
+        switch("--log-throughput", "log TFLOP/s.", "training.pretrain"),
         switch("--log-params-norm", "log the norm of all parameters.", _LOOP),
         switch("--log-num-zeros-in-grad", "log the number of zeros in the gradient.", "training.setup"),
         value(
@@ -70,7 +76,7 @@ LOGS = Group(
             str,
             None,
             "folder for metrics.jsonl, loss.png and the resolved arguments; by default --save.",
-            _LOOP,
+            "training.pretrain",
             metavar="DIR",
         ),
         value(
@@ -78,7 +84,7 @@ LOGS = Group(
             str,
             None,
             "folder for TensorBoard; by default beside the metrics.",
-            _LOOP,
+            "training.pretrain",
             metavar="DIR",
         ),
     ),
@@ -97,6 +103,6 @@ INSTEAD = Group(
             metavar="RANKS",
         ),
         switch("--list-features", "list features: flags, on or off, what they change; nothing is started.", _MAIN),
-        switch("--debug", "show tracebacks of errors (as MINDSPEED_DEBUG=1).", _MAIN),
+        switch("--debug", "show tracebacks of errors (as MINDSPEED_DEBUG=1).", "cli"),
     ),
 )

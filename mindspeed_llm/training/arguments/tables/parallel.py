@@ -4,7 +4,7 @@ from mindspeed_llm.training.arguments.flag import Group, negative, positive, swi
 
 _CONFIG = "tasks.models.config"
 _INIT = "training.initialize"
-_HERE = "training.arguments"
+_SCHEDULE = "training.arguments.checks.schedule"
 
 PARALLEL = Group(
     title="Parallelism",
@@ -17,14 +17,14 @@ PARALLEL = Group(
             positive,
             None,
             "cut each stage into parts of so many layers, which take turns (VPP).",
-            f"{_HERE}.validate",
+            "training.arguments.checks.parallel",
         ),
         value(
             "--num-virtual-stages-per-pipeline-rank",
             positive,
             None,
             "the same as a number of parts.",
-            f"{_HERE}.validate",
+            "training.arguments.checks.parallel",
         ),
         value(
             "--microbatch-group-size-per-virtual-pipeline-stage",
@@ -100,6 +100,6 @@ DATA_PARALLEL = Group(
             "accumulate and reduce gradients in fp32; --bf16 does so unless --grad-reduce-in-bf16.",
             "training.setup",
         ),
-        switch("--grad-reduce-in-bf16", "reduce gradients in bf16.", f"{_HERE}.validate"),
+        switch("--grad-reduce-in-bf16", "reduce gradients in bf16.", _SCHEDULE),
     ),
 )

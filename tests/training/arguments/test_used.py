@@ -1,0 +1,90 @@
+"""A flag that is in no table of what does nothing has an effect: the module that its row names reads its argument."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+
+import pytest
+
+from mindspeed_llm.features_manager.features import FEATURES
+from mindspeed_llm.features_manager.manager import FeaturesManager
+from mindspeed_llm.training.arguments.flag import Flag, switch
+from mindspeed_llm.training.arguments.parser import all_flags
+from tests.architecture.source import PACKAGE, is_inside, modules
+from tests.training.arguments.lines import arguments
+
+# Arguments whose module does not read them yet. A row here that is read by now must go.
+NOT_READ_YET = frozenset(
+    {
+        "ckpt_format",
+        "ckpt_step",
+        "coc_parallel_num",
+        "enable_hf2mg_convert",
+        "exit_on_missing_checkpoint",
+        "exit_signal_handler",
+        "finetune",
+        "log_params_norm",
+        "manual_gc",
+        "manual_gc_eval",
+        "manual_gc_interval",
+        "no_load_optim",
+        "no_load_rng",
+        "no_save_optim",
+        "no_save_rng",
+        "reuse_fp32_param",
+        "tensorboard_dir",
+        "use_ascend_coc",
+    }
+)
+
+
+@cache
+def read_by(room: str) -> frozenset[str]:
+    """Names that the modules of a room read of anything, as attributes or by a text; `*_x` stands for a text with a
+    part to fill in before `_x`.
+    """
+    found: set[str] = set()
+    for module in modules():
+        if is_inside(module.name, f"{PACKAGE}.{room}") and ".arguments.tables" not in module.name:
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    found.add(node.attr)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(node.value)
+                elif isinstance(node, ast.JoinedStr) and isinstance(node.values[-1], ast.Constant):
+                    found.add(f"*{node.values[-1].value}")
+    return frozenset(found)
+
+
+def is_read(flag: Flag, room: str) -> bool:
+    """Whether a room reads the argument of a flag (or looks for the flag itself among the words)."""
+    names = read_by(room)
+    _, bar, rest = flag.dest.partition("_")
+    return flag.dest in names or flag.name in names or (bool(bar) and f"*_{rest}" in names)
+
+
+@pytest.mark.parametrize("name", all_flags())
+def test_flag_is_read(name: str) -> None:
+    flag = all_flags()[name]
+    unread = [room for room in flag.used_by if not is_read(flag, room)]
+    if flag.dest in NOT_READ_YET:
+        assert unread, f"{name} is read by now; take it out of NOT_READ_YET"
+        return
+    assert unread == [], f"{name}: {unread} do not read {flag.dest}"
+
+
+def test_rows_that_are_not_read_are_flags() -> None:
+    assert [dest for dest in NOT_READ_YET if dest not in {flag.dest for flag in all_flags().values()}] == []
+
+
+def test_flags_of_features_are_read() -> None:
+    """By the feature itself, or wherever it puts its patches and settings."""
+    everywhere = read_by("features_manager") | read_by("core") | read_by("tasks.models") | read_by("training")
+    flags = [name for row in FeaturesManager(FEATURES).listing(arguments()) for name in row.flags]
+    assert [name for name in flags if name.lstrip("-").replace("-", "_") not in everywhere] == []
+
+
+def test_what_nobody_reads_is_found() -> None:
+    assert not is_read(switch("--no-such-flag", "", ""), "training")
+    assert is_read(switch("--valid-data-path", "", ""), "training.data")
