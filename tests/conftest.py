@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,3 +23,12 @@ def rank_pool() -> Iterator[RankPool]:
 def repository() -> Path:
     """The root folder of the repository."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Undo what a command that runs in this process does to the package's loggers."""
+    logger = logging.getLogger("mindspeed_llm")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before

@@ -1,0 +1,44 @@
+"""Command lines of `pretrain_gpt.py` that users type today, at full size: --check takes them as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedWriter
+from mindspeed_llm.training.main import main
+from tests.support.tokenizers import byte_tokenizer
+
+HERE = Path(__file__).parent
+COMMANDS = yaml.safe_load((HERE / "mcore" / "commands.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the tokenizer and the data that the commands name."""
+    byte_tokenizer(eos_token="<|im_end|>", pad_token="<|endoftext|>").save_pretrained(
+        tmp_path / "model_from_hf" / "qwen3_hf"
+    )
+    (tmp_path / "dataset").mkdir()
+    with IndexedWriter(tmp_path / "dataset" / "enwiki_text_document") as writer:
+        for _ in range(4):
+            writer.add(np.arange(5000) % 250)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("workplace", "logging_as_before")
+@pytest.mark.parametrize("command", COMMANDS, ids=[command["name"] for command in COMMANDS])
+def test_command(command: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*shlex.split(command["argv"]), "--check", str(command["ranks"])]) == 0
+    out = capsys.readouterr().out
+    text = re.sub(" +", " ", out)
+    assert [words for words in command["plan"] if words not in text] == []
+    assert sorted(re.findall(r">> (--\S+) has no effect", out)) == sorted(command["no_effect"])
+    assert out.endswith("The arguments are valid.\n")
