@@ -198,8 +198,8 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
 
 def _are_there_checkpoints(config: Config) -> bool:
     """Whether any rank sees checkpoints or exports of an earlier run, which this one then sets aside."""
+    from mindspeed_llm.checkpoints.storage import on_any_rank
     from mindspeed_llm.fsdp2.checkpoint import manifest as layout
-    from mindspeed_llm.fsdp2.checkpoint.storage import on_any_rank
 
     output_dir = Path(config.training.output_dir)
     folders = (layout.checkpoints_folder(output_dir), layout.exports_folder(output_dir))

@@ -22,6 +22,7 @@ _ALL_ROOMS = ("platform", "observability", "tasks", *_BOTH_BACKENDS)
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "platform": tuple(room for room in _ALL_ROOMS if room != "platform"),
     "observability": tuple(room for room in _ALL_ROOMS if room != "observability"),
+    "checkpoints": ("observability", "tasks", *_BOTH_BACKENDS, ":megatron"),
     "fsdp2": (*_BACKEND_MEGATRON, ":megatron"),
     "core": ("fsdp2",),
     "features_manager": ("fsdp2",),

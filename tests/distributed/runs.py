@@ -161,8 +161,8 @@ PATCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def choose(*, output: str, wanted: str) -> dict[str, Any]:
     """Choose the checkpoint to resume from; returns "chosen" (a directory or None), "error" and "log"."""
+    from mindspeed_llm.checkpoints.storage import CheckpointError
     from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager, RunFacts
-    from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError
 
     kept = _Kept()
     logger = logging.getLogger("mindspeed_llm")

@@ -87,7 +87,7 @@ def test_a_damaged_file_is_named(rank_pool: RankPool, output: Path, name: str) -
 
 def test_every_bit_of_the_manifest_counts(output: Path) -> None:
     """It holds the data position, so a changed digit would go unnoticed until the samples are wrong."""
-    from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint
+    from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 
     path = output / "checkpoints" / "global_step_4" / "manifest.json"
     content = path.read_bytes()

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
-from mindspeed_llm.fsdp2.checkpoint.manifest import METADATA, DamagedCheckpoint
-from mindspeed_llm.fsdp2.checkpoint.safe_reader import file_of, load_plain, read_metadata, tensor_entries
+from mindspeed_llm.checkpoints.dcp_reader import file_of, load_plain, read_metadata, tensor_entries
+from mindspeed_llm.checkpoints.files import METADATA, DamagedCheckpoint
 
 
 class CheckpointTensors:

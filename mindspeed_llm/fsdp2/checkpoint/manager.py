@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mindspeed_llm.checkpoints.dcp_reader import load_plain, read_metadata, tensor_entries
+from mindspeed_llm.checkpoints.storage import CheckpointError, Storage, open_storage
 from mindspeed_llm.files import sync_folder, write_durably
 from mindspeed_llm.fsdp2.checkpoint import manifest as layout
 from mindspeed_llm.fsdp2.checkpoint import retention
 from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest
-from mindspeed_llm.fsdp2.checkpoint.safe_reader import load_plain, read_metadata, tensor_entries
-from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError, Storage, open_storage
 from mindspeed_llm.fsdp2.checkpoint.tensor_files import read_tensors, write_bytes, write_tensors
 from mindspeed_llm.fsdp2.checkpoint.train_state import (
     check_entries,

@@ -15,35 +15,30 @@ hashes. Nothing here needs torch.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
+from mindspeed_llm.checkpoints import files as lists
+from mindspeed_llm.checkpoints.files import METADATA as METADATA
+from mindspeed_llm.checkpoints.files import DamagedCheckpoint as DamagedCheckpoint
+from mindspeed_llm.checkpoints.files import describe_file as describe_file
+from mindspeed_llm.checkpoints.files import size_text as size_text
 from mindspeed_llm.files import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
-from mindspeed_llm.files import hash_file, write_durably
 
 FOLDER = "checkpoints"
 EXPORTS = "hf"
 STEP_PREFIX = "global_step_"
 LATEST = "latest"
 FILE_NAME = "manifest.json"
-METADATA = ".metadata"
 EXTRA_STATE = "extra_state"
 FORMAT = 1
 # What the trainer needs to go on, in `Manifest.progress`.
 PROGRESS = ("step", "samples", "tokens", "layouts", "loss_scaler", "interval")
 
 _STEP_FOLDER = re.compile(rf"{STEP_PREFIX}(\d+)")
-_CHECKSUM = re.compile(r'"checksum": "([0-9a-f]{32})"\n}\n\Z')
-
-
-class DamagedCheckpoint(Exception):
-    """A checkpoint that must not be loaded; the text names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +88,6 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted((step, path) for step, path in found if path.is_dir())
 
 
-def size_text(size: int) -> str:
-    """A number of bytes for people."""
-    if size >= 2**27:
-        return f"{size / 2**30:.2f} GiB"
-    return f"{size / 2**20:.2f} MiB" if size >= 2**17 else f"{size / 2**10:.2f} KiB"
-
-
 def read_latest(output_dir: Path) -> str | None:
     """Name of the checkpoint that the `latest` file points to, or None."""
     try:
@@ -110,19 +98,9 @@ def read_latest(output_dir: Path) -> str | None:
         return None  # the pointer is a convenience for people; the directories themselves are what counts
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Size and hash of a file, as they stand in a manifest."""
-    return {"size": path.stat().st_size, "xxh3": hash_file(path)}
-
-
-def _hash_text(text: str) -> str:
-    return xxhash.xxh3_128(text.encode("utf-8")).hexdigest()
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write manifest.json and push it to the disk."""
-    text = json.dumps(asdict(manifest), indent=1, ensure_ascii=False).removesuffix("\n}") + ",\n "
-    write_durably(folder / FILE_NAME, f'{text}"checksum": "{_hash_text(text)}"\n}}\n')
+    lists.write_sealed(folder / FILE_NAME, asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -133,19 +111,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        text = path.read_text(encoding="utf-8")
-        found = _CHECKSUM.search(text)
-        if found is None or found[1] != _hash_text(text[: found.start()]):
-            raise DamagedCheckpoint(f"{path} has other content than was written (its checksum differs)")
-        content = json.loads(text)
-        del content["checksum"]
-        manifest = Manifest(**content)
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path} is missing") from None
-    except IsADirectoryError:
-        raise DamagedCheckpoint(f"{path} is a directory, expected a file") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path} cannot be read ({type(error).__name__}: {error})") from error
+        manifest = Manifest(**lists.read_sealed(path))
+    except TypeError as error:
+        raise lists.unreadable(path, error) from error
     if manifest.format != FORMAT or not manifest.files:
         raise DamagedCheckpoint(f"{path}: format {manifest.format!r}, expected {FORMAT}, with a list of files")
     if problem := _wrong_value(manifest):
@@ -162,41 +130,18 @@ def _wrong_value(manifest: Manifest) -> str | None:
             return f"{name} is no mapping"
     if not isinstance(manifest.topology.get("ranks"), int):
         return "topology names no number of ranks"
-    for name, entry in manifest.files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            return f"{name} is not a file of this directory"
-        if not isinstance(entry, dict) or entry.keys() != {"size", "xxh3"}:
-            return f"{name} has no size and hash"
+    if problem := lists.wrong_entry(manifest.files):
+        return problem
     missing = [name for name in PROGRESS if name not in manifest.progress] if manifest.progress else []
     return f"progress lacks {', '.join(missing)}" if missing else None
-
-
-def check_file(folder: Path, manifest: Manifest, name: str, *, with_hash: bool = True) -> None:
-    """Compare one file with the manifest.
-
-    Raises:
-        DamagedCheckpoint: it is missing, of another size, or (with `with_hash`) of other content.
-    """
-    path, expected = folder / name, manifest.files[name]
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path} is missing ({error.strerror})") from error
-    if path.is_dir():
-        raise DamagedCheckpoint(f"{path} is a directory, expected a file")
-    if size != expected["size"]:
-        raise DamagedCheckpoint(f"{path} has {size} bytes instead of {expected['size']}")
-    try:
-        same = not with_hash or hash_file(path) == expected["xxh3"]
-    except OSError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read ({error.strerror})") from error
-    if not same:
-        raise DamagedCheckpoint(f"{path} has other content than was written (its hash differs)")
 
 
 def check_files(
     folder: Path, manifest: Manifest, names: Iterable[str] | None = None, *, with_hash: bool = True
 ) -> None:
-    """`check_file` for `names` (all files where None)."""
-    for name in sorted(manifest.files) if names is None else names:
-        check_file(folder, manifest, name, with_hash=with_hash)
+    """Compare files (`names`, or all) with the manifest.
+
+    Raises:
+        DamagedCheckpoint: one is missing, of another size, or (with `with_hash`) of other content.
+    """
+    lists.check_files(folder, manifest.files, names, with_hash=with_hash)

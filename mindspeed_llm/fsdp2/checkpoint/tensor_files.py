@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from mindspeed_llm.fsdp2.checkpoint.manifest import METADATA, DamagedCheckpoint
-from mindspeed_llm.fsdp2.checkpoint.safe_reader import SafeFileSystemReader, TensorsOnlyPlanner
-from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError, Storage
+from mindspeed_llm.checkpoints.dcp_reader import SafeFileSystemReader, TensorsOnlyPlanner
+from mindspeed_llm.checkpoints.files import METADATA, DamagedCheckpoint
+from mindspeed_llm.checkpoints.storage import CheckpointError, Storage
 from mindspeed_llm.platform import distributed
 
 

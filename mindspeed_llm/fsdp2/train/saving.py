@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mindspeed_llm.checkpoints.storage import CheckpointError
 from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
-from mindspeed_llm.fsdp2.checkpoint.storage import CheckpointError
 from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
+from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint
 from mindspeed_llm.platform import distributed
 
 Result = TypeVar("Result")
@@ -72,20 +72,21 @@ class Storage:
         return values
 
 
-def open_storage(folder: Path) -> Storage:
+def open_storage(folder: Path, group: dist.ProcessGroup | None = None) -> Storage:
     """Find out whether all nodes see the same `folder` (a collective): rank 0 makes a file and all look for it.
+
+    Args:
+        group: of all ranks, with gloo; None makes a further one, which a thread may use while training goes on.
 
     Raises:
         CheckpointError: the folder cannot be made or written.
     """
-    group = distributed.new_host_group()
+    group = group or distributed.new_host_group()
     names: list[str] = [uuid.uuid4().hex]
     dist.broadcast_object_list(names, src=0, group=group)
     probe = folder / f".shared_{names[0]}"
     first_of_node = distributed.local_rank() == 0
-    nodes: list[int] = [0] * distributed.world_size()
-    dist.all_gather_object(nodes, distributed.rank() - distributed.local_rank(), group=group)
-    everyone = Storage(group=group, shared=False, is_leader=first_of_node, nodes=tuple(nodes))
+    everyone = Storage(group=group, shared=False, is_leader=first_of_node, nodes=_nodes(group))
 
     def make() -> None:
         if first_of_node:
@@ -98,8 +99,28 @@ def open_storage(folder: Path) -> Storage:
     shared = all(everyone.gather(probe.exists()))
     if distributed.rank() == 0:
         probe.unlink()
-    leader = distributed.rank() == 0 if shared else first_of_node
-    return Storage(group=group, shared=shared, is_leader=leader, nodes=tuple(nodes))
+    return replace(everyone, shared=shared, is_leader=distributed.rank() == 0 if shared else first_of_node)
+
+
+def open_storage_for_reading(folder: Path, group: dist.ProcessGroup) -> Storage:
+    """As `open_storage` for a `folder` that may be missing or read-only (a collective): nothing is written. Where it
+    looks different from different nodes, each node is taken to have a disk of its own.
+    """
+    first_of_node = distributed.local_rank() == 0
+    everyone = Storage(group=group, shared=False, is_leader=first_of_node, nodes=_nodes(group))
+    try:
+        found = folder.stat()
+        seen = (found.st_ino, found.st_ctime_ns)
+    except OSError:
+        seen = None
+    shared = len(set(everyone.gather(seen))) == 1
+    return replace(everyone, shared=shared, is_leader=distributed.rank() == 0 if shared else first_of_node)
+
+
+def _nodes(group: dist.ProcessGroup) -> tuple[int, ...]:
+    nodes: list[int] = [0] * distributed.world_size()
+    dist.all_gather_object(nodes, distributed.rank() - distributed.local_rank(), group=group)
+    return tuple(nodes)
 
 
 def on_any_rank(condition: bool) -> bool:

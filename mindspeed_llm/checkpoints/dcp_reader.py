@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from mindspeed_llm.fsdp2.checkpoint.manifest import METADATA, DamagedCheckpoint
+from mindspeed_llm.checkpoints.files import METADATA, DamagedCheckpoint
 
 _METADATA_CLASSES = (
     "BytesStorageMetadata",

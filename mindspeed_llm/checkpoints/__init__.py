@@ -1,0 +1,1 @@
+"""What checkpoints of both backends share: lists of files, ranks that act together, reading without executing."""
