@@ -1,17 +1,18 @@
 """The names of `torch.cuda` on devices without CUDA, for libraries that spell every device so (megatron-core).
 
 On npu this is torch_npu's own `transfer_to_npu`; on cpu its twin below; on cuda nothing is done. Nothing happens on
-import: `install` is called once at start-up, before the library is imported, and `uninstall` undoes it (cpu only, where
-tests need it).
+import: `install` is called once at start-up and `uninstall` undoes it (cpu only, where tests need it).
 
-What the twin does, so that the same code runs on a CPU: devices and `.cuda()` are the CPU, streams and events are there
-and order nothing (a CPU has finished a call when it returns), random states are those of the CPU's generator.
+What the twin does, so that the same code runs on a CPU: devices and `.cuda()` are the CPU, memory is never pinned,
+streams and events are there and order nothing (a CPU has finished a call when it returns), random states are those of
+the CPU's generator.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -160,23 +161,32 @@ def _type_name(self: torch.Tensor, dtype: Any = None, *arguments: Any, **options
 
 
 def _on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes tensors, with `device="cuda"` read as the CPU."""
+    """A function that makes tensors, with `device="cuda"` read as the CPU and `pin_memory` left out; torch takes both
+    by name only.
+    """
 
     @functools.wraps(function)
     def made(*arguments: Any, **options: Any) -> Any:
         if _is_cuda(options.get("device")):
             options["device"] = _CPU
+        options.pop("pin_memory", None)
         return function(*arguments, **options)
 
     return made
 
 
-def _to(self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-    if arguments and _is_cuda(arguments[0]):
-        arguments = (_CPU, *arguments[1:])
-    if _is_cuda(options.get("device")):
-        options["device"] = _CPU
-    return _TENSOR_TO(self, *arguments, **options)
+def _moving(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`to` of a tensor or a module, with CUDA devices read as the CPU."""
+
+    @functools.wraps(method)
+    def to(self: Any, *arguments: Any, **options: Any) -> Any:
+        if arguments and _is_cuda(arguments[0]):
+            arguments = (_CPU, *arguments[1:])
+        if _is_cuda(options.get("device")):
+            options["device"] = _CPU
+        return method(self, *arguments, **options)
+
+    return to
 
 
 def _is_cuda(device: Any) -> bool:
@@ -194,11 +204,13 @@ class _Autocast(torch.autocast):
 
 
 _TENSOR_TYPE = torch.Tensor.type
-_TENSOR_TO = torch.Tensor.to
 _FACTORIES = (
-    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like", "rand",
-    "rand_like", "randint", "randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like",
+    "arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye", "full", "full_like", "linspace",
+    "logspace", "ones", "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm",
+    "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
+# The library that spells its device so.
+_LIBRARY = "megatron"
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -233,29 +245,59 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         # megatron-core compiles small functions: on a CPU that takes a C++ compiler and minutes, to save microseconds.
         (torch, "compile", _compile),
         (torch.Tensor, "cuda", _itself),
+        (torch.Tensor, "pin_memory", _itself),
         (torch.Tensor, "record_stream", _nothing()),
         (torch.Tensor, "type", _type_name),
-        (torch.Tensor, "to", _to),
+        (torch.Tensor, "to", _moving(torch.Tensor.to)),
         (torch.nn.Module, "cuda", _itself),
+        (torch.nn.Module, "to", _moving(torch.nn.Module.to)),
     ]
 
 
 def install() -> None:
-    """Make the names of `torch.cuda` work on this process's device. To be called before megatron-core is imported."""
+    """Make the names of `torch.cuda` work on this process's device. Does nothing when it is done already.
+
+    Best called before megatron-core is imported. What that took from torch by name, or compiled, before is put right.
+    """
     kind = device_type()
     if kind == "npu":
         from torch_npu.contrib import transfer_to_npu  # noqa: F401 (its import does it)
     elif kind == "cpu" and not _installed:
-        for owner, name, value in _replacements():
+        if _has_compiled():
+            torch.compiler.set_stance("force_eager")
+        replacements = _replacements()
+        for owner, name, value in (*replacements, *_taken_by_name(replacements)):
             _installed.append((owner, name, vars(owner).get(name, _MISSING)))
             setattr(owner, name, value)
 
 
 def uninstall() -> None:
     """Put everything back (cpu only)."""
+    was_installed = bool(_installed)
     while _installed:
         owner, name, original = _installed.pop()
         if original is _MISSING:
             delattr(owner, name)
         else:
             setattr(owner, name, original)
+    if was_installed and _has_compiled():
+        torch.compiler.set_stance("default")
+
+
+def _taken_by_name(replacements: list[tuple[Any, str, Any]]) -> list[tuple[Any, str, Any]]:
+    """What modules of megatron-core hold of the functions that are replaced: `from torch.cuda import device`."""
+    old = [(vars(owner).get(name), value) for owner, name, value in replacements]
+    new = {id(held): value for held, value in old if callable(held)}
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _LIBRARY]
+    return [
+        (module, attribute, new[id(held)])
+        for module in modules
+        for attribute, held in list(vars(module).items())
+        if id(held) in new
+    ]
+
+
+def _has_compiled() -> bool:
+    """Whether megatron-core was imported before the names were installed, and has functions of torch's compiler."""
+    jit = sys.modules.get(f"{_LIBRARY}.core.jit")
+    return jit is not None and jit.jit_fuser is not _compile

@@ -82,6 +82,13 @@ def averages_in_collectives() -> bool:
     return collective_backend() != "hccl"
 
 
+def exchanges_uneven_parts() -> bool:
+    """Whether ranks may contribute parts of different sizes to all_gather and reduce_scatter; gloo refuses them, and
+    HCCL promises nothing.
+    """
+    return collective_backend() == "nccl"
+
+
 def rank() -> int:
     """Global rank: of the process group, before it exists of torchrun's environment, else 0."""
     return dist.get_rank() if dist.is_initialized() else _environment_number("RANK", 0)
