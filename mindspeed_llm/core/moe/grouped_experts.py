@@ -17,6 +17,7 @@ from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor
 
 from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.moe.sequential_experts import mark_experts
 from mindspeed_llm.core.swiglu import fused_swiglu
 
 
@@ -34,7 +35,6 @@ class GroupedExperts(MegatronModule):
         assert not config.add_bias_linear and config.gated_linear_unit, "experts are gated MLPs without biases"
         self.num_local_experts = num_local_experts
         self.ep_group, self.tp_group, self.dp_group = pg_collection.ep, pg_collection.expt_tp, pg_collection.expt_dp
-        self.expert_parallel = config.expert_model_parallel_size > 1
         self.activation_recompute = (
             config.recompute_granularity == "selective" and "moe_act" in config.recompute_modules
         )
@@ -48,7 +48,7 @@ class GroupedExperts(MegatronModule):
         ):
             if config.perform_initialization:
                 _initialize_affine_weight_gpu(weight, init, partition_dim=dim, is_expert=True)
-            weight.allreduce = not self.expert_parallel  # type: ignore[attr-defined]
+        mark_experts(self, config)
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """tokens [T, H] sorted by expert, how many each has [experts], their weights [T] -> [T, H], no bias."""

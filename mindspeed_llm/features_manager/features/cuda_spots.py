@@ -12,6 +12,9 @@ from mindspeed_llm.features_manager.patches import Patches
 _MOE = "megatron.core.transformer.moe.moe_utils"
 _ROUTER = f"{_MOE}.router_gating_linear"
 _TO_CPU = f"{_MOE}.maybe_move_tensor_to_cpu"
+_MAPPINGS = "megatron.core.tensor_parallel.mappings"
+_GATHER = f"{_MAPPINGS}._gather_along_first_dim"
+_REDUCE_SCATTER = f"{_MAPPINGS}._reduce_scatter_along_first_dim"
 
 
 class CudaSpots(Feature):
@@ -19,16 +22,19 @@ class CudaSpots(Feature):
 
     name: ClassVar[str] = "cuda-spots"
     description: ClassVar[str] = "what megatron-core has for CUDA or Transformer Engine only, on any device"
-    targets: ClassVar[tuple[str, ...]] = (_ROUTER, _TO_CPU)
+    targets: ClassVar[tuple[str, ...]] = (_ROUTER, _TO_CPU, _GATHER, _REDUCE_SCATTER)
 
     def is_on(self, args: argparse.Namespace) -> bool:
         return True
 
     def register_patches(self, patches: Patches, args: argparse.Namespace) -> None:
         from mindspeed_llm.core.moe.router_gating import router_gating_linear
+        from mindspeed_llm.core.moe.uneven_parts import with_uneven_gather, with_uneven_reduce_scatter
 
         patches.replace(_ROUTER, router_gating_linear, feature=self.name)
         patches.wrap(_TO_CPU, _numbers_of_cpu_tensors, feature=self.name)
+        patches.wrap(_GATHER, with_uneven_gather, feature=self.name)
+        patches.wrap(_REDUCE_SCATTER, with_uneven_reduce_scatter, feature=self.name)
 
 
 def _numbers_of_cpu_tensors(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
-from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -17,6 +16,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from mindspeed_llm.core.attention import CoreAttention
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.moe.grouped_experts import GroupedExperts
+from mindspeed_llm.core.moe.sequential_experts import SequentialExperts
 from mindspeed_llm.core.norm import LayerNorm, RMSNorm
 from mindspeed_llm.core.swiglu import fused_swiglu
 
@@ -57,7 +57,7 @@ def _experts(config: LlmConfig) -> ModuleSpec:
     if config.moe_grouped_gemm:
         experts = ModuleSpec(module=GroupedExperts)
     else:
-        experts = ModuleSpec(module=SequentialMLP, submodules=_mlp(config))
+        experts = ModuleSpec(module=SequentialExperts, submodules=_mlp(config))
     shared = ModuleSpec(module=SharedExpertMLP, submodules=_mlp(config))
     return ModuleSpec(
         module=MoELayer,
