@@ -15,6 +15,15 @@ from torch import Tensor
 Forward = Callable[..., Any]
 
 
+def without_fp8(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `CheckpointWithoutOutput.__init__`: its default says no fp8, but is read as if it said fp8."""
+
+    def told(self: CheckpointWithoutOutput, fp8: Any = None) -> None:
+        init(self, fp8=fp8 or None)
+
+    return told
+
+
 def recomputing_activation(forward: Forward) -> Forward:
     """Wrap `MLP.forward`: the activation function's output is dropped once the second linear layer has read it, and
     computed again when the gradient of that layer's output arrives.

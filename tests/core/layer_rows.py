@@ -27,12 +27,13 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 @contextlib.contextmanager
 def parallel(args: Namespace) -> Iterator[None]:
-    """megatron-core's parallel state for the stages of `args`, gone afterwards."""
+    """megatron-core's parallel state for `args`, gone afterwards."""
     cuda_names.install()
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
 
     parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
     )

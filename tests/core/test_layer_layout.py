@@ -20,6 +20,7 @@ def _args(**given: Any) -> Namespace:
         "num_layers": 4,
         "noop_layers": None,
         "num_layer_list": None,
+        "tensor_model_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
         "virtual_pipeline_model_parallel_size": None,
         "moe_layer_freq": 1,

@@ -18,10 +18,12 @@ from tests.features_manager.toy_features import differences, picture
 _PARTS = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
 _EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 16 --disable-bias-linear --swiglu"
 
-# Feature -> (flags that turn it on, ranks).
+# Feature -> (flags that turn it on, ranks). Without flags: it is always on.
 _ON: dict[str, tuple[str, int]] = {
+    "cuda-spots": ("", 1),
     "num_layer_list": ("--pipeline-model-parallel-size 2 --num-layer-list 3,1", 2),
     "noop_layers": ("--noop-layers 0", 1),
+    "selective_recompute": ("--recompute-granularity selective", 1),
     "recompute_norm": ("--recompute-norm", 1),
     "recompute_activation_function": ("--recompute-activation-function", 1),
     "recompute_layers_per_stage": (f"--enable-recompute-layers-per-pp-rank {_PARTS}", 1),
@@ -30,34 +32,43 @@ _ON: dict[str, tuple[str, int]] = {
 }
 
 
+_ALWAYS_ON = {name for name, (flags, _) in _ON.items() if not flags}
+
+
+def test_each_feature_has_a_row() -> None:
+    assert set(_ON) == {feature.name for feature in FEATURES}
+
+
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
 def test_a_feature_patches_what_it_declares_and_nothing_when_off(feature: Any) -> None:
     flags, ranks = _ON[feature.name]
     on, off = arguments(flags, world_size=ranks), arguments()
-    assert feature.is_on(on) and not feature.is_on(off)
+    assert feature.is_on(on) and feature.is_on(off) == (feature.name in _ALWAYS_ON)
     patches = Patches()
     feature.register_patches(patches, on)
     assert set(patches.targets(feature.name)) == set(feature.targets)
-    manager, before = FeaturesManager(FEATURES), picture()
-    manager.apply(off)
-    assert not manager.applied() and not differences(before, picture())
-    manager.undo()
-    manager.apply(on)
-    assert {patch.target for patch in manager.applied()} == set(feature.targets)
-    assert bool(differences(before, picture())) == bool(feature.targets)
-    manager.undo()
-    assert not differences(before, picture())
+    for args in (on, off):
+        manager, before = FeaturesManager(FEATURES), picture()
+        manager.apply(args)
+        of_feature = {patch.target for patch in manager.applied() if patch.feature == feature.name}
+        is_changed = bool(differences(before, picture()))
+        is_listed = bool(manager.applied())
+        manager.undo()
+        assert of_feature == (set(feature.targets) if feature.is_on(args) else set())
+        assert is_changed == is_listed
+        assert not differences(before, picture())
 
 
 def test_all_features_go_together() -> None:
-    """Those that do not exclude each other: each still patches what it declares, and undo leaves nothing."""
+    """Those that do not exclude each other: all patch what they declare, and undo leaves nothing."""
     excluded = {"num_layer_list", "recompute_layers_per_stage"}
     flags = " ".join(flags for name, (flags, _) in _ON.items() if name not in excluded)
     manager, before = FeaturesManager(FEATURES), picture()
     args = arguments(flags, manager=manager)
     manager.apply(args)
-    assert {patch.feature for patch in manager.applied()} == {"recompute_activation_function"}
+    found = {patch.feature for patch in manager.applied()}
     manager.undo()
+    assert found == {feature.name for feature in FEATURES if feature.targets} - excluded
     assert not differences(before, picture())
 
 
@@ -153,9 +164,10 @@ def _table(flags: str, ranks: int = 1) -> dict[str, list[str]]:
 def test_listing_of_two_configurations() -> None:
     off, on = _table(""), _table("--noop-layers 0 --recompute-norm --recompute-activation-function --profile")
     assert set(off) - {"feature"} == {feature.name for feature in FEATURES} == set(on) - {"feature"}
-    assert {cells[1] for name, cells in off.items() if name != "feature"} == {"off"}
-    assert {name for name, cells in on.items() if cells[1] == "on"} == {
+    assert {name for name, cells in off.items() if cells[1] == "on"} == _ALWAYS_ON
+    assert {name for name, cells in on.items() if cells[1] == "on"} - _ALWAYS_ON == {
         "noop_layers",
+        "selective_recompute",
         "recompute_norm",
         "recompute_activation_function",
         "profiling",

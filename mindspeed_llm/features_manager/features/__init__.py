@@ -11,12 +11,14 @@ from mindspeed_llm.features_manager.features.profiling import Profiling
 from mindspeed_llm.features_manager.features.recompute_activation_function import RecomputeActivationFunction
 from mindspeed_llm.features_manager.features.recompute_layers_per_stage import RecomputeLayersPerStage
 from mindspeed_llm.features_manager.features.recompute_norm import RecomputeNorm
+from mindspeed_llm.features_manager.features.selective_recompute import SelectiveRecompute
 
 # In the order in which their wrappers of one target stack: the first one innermost.
 FEATURES: tuple[Feature, ...] = (
     CudaSpots(),
     NumLayerList(),
     NoopLayers(),
+    SelectiveRecompute(),
     RecomputeNorm(),
     RecomputeActivationFunction(),
     RecomputeLayersPerStage(),
