@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_llm.features_manager.feature import Feature
-from mindspeed_llm.features_manager.features.cuda_spots import CudaSpots
+from mindspeed_llm.features_manager.features.any_device import AnyDevice
 from mindspeed_llm.features_manager.features.deterministic_mode import DeterministicMode
 from mindspeed_llm.features_manager.features.noop_layers import NoopLayers
 from mindspeed_llm.features_manager.features.num_layer_list import NumLayerList
@@ -15,7 +15,7 @@ from mindspeed_llm.features_manager.features.selective_recompute import Selectiv
 
 # In the order in which their wrappers of one target stack: the first one innermost.
 FEATURES: tuple[Feature, ...] = (
-    CudaSpots(),
+    AnyDevice(),
     NumLayerList(),
     NoopLayers(),
     SelectiveRecompute(),

@@ -17,17 +17,19 @@ _GATHER = f"{_MAPPINGS}._gather_along_first_dim"
 _REDUCE_SCATTER = f"{_MAPPINGS}._reduce_scatter_along_first_dim"
 
 
-class CudaSpots(Feature):
+class AnyDevice(Feature):
     """Always on: each of these spots fails, or means something else, where there is no CUDA device or no TE."""
 
-    name: ClassVar[str] = "cuda-spots"
-    description: ClassVar[str] = "what megatron-core has for CUDA or Transformer Engine only, on any device"
+    name: ClassVar[str] = "any_device"
+    description: ClassVar[str] = "what megatron-core has for one device or one library only"
     targets: ClassVar[tuple[str, ...]] = (_ROUTER, _TO_CPU, _GATHER, _REDUCE_SCATTER)
 
     def is_on(self, args: argparse.Namespace) -> bool:
+        """Always: experts of megatron-core do not run without."""
         return True
 
     def register_patches(self, patches: Patches, args: argparse.Namespace) -> None:
+        """Put plain torch in place of Transformer Engine, and numbers and equal parts where gloo wants them."""
         from mindspeed_llm.core.moe.router_gating import router_gating_linear
         from mindspeed_llm.core.moe.uneven_parts import with_uneven_gather, with_uneven_reduce_scatter
 
