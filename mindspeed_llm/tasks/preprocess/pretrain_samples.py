@@ -12,6 +12,7 @@ used; so are the samples. With the same seed, documents and S the samples equal 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -136,10 +137,16 @@ def _sample_starts(
     return starts
 
 
+class Documents(Protocol):
+    """Documents by number, as `IndexedReader` has them."""
+
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> np.ndarray: ...
+
+
 class PretrainSamples:
     """Sample i: S + 1 token ids (S without `extra_token`), int64, following `index.shuffle`."""
 
-    def __init__(self, reader: IndexedReader, index: SampleIndex, *, extra_token: bool = True) -> None:
+    def __init__(self, reader: Documents, index: SampleIndex, *, extra_token: bool = True) -> None:
         self.reader, self.index, self._extra = reader, index, int(extra_token)
 
     def __len__(self) -> int:

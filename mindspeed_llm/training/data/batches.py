@@ -48,7 +48,7 @@ def make_batch(rows: Sequence[np.ndarray], rules: TokenRules, *, source: str) ->
     }
     if rules.isolates_documents:
         batch["documents"] = np.cumsum(is_end, axis=1) - is_end
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in batch.items()}
 
 
 def _counted(shape: tuple[int, ...]) -> np.ndarray:

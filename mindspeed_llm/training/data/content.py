@@ -6,7 +6,6 @@ made, so that nothing gets by; here it is found before the run starts.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,10 +14,10 @@ import numpy as np
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.command.reuse import read_content
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
+from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 from mindspeed_llm.training.data.tokens import TokenRules
 
-_LOG = logging.getLogger("mindspeed_llm")
 _STRETCH = 1 << 16
 _MOST_STRETCHES = 64
 _MOST_DOCUMENTS = 1000
@@ -42,20 +41,15 @@ def check_content(
                     "Preprocess it with the model's"
                 )
         if rules.needs_eod and not any(last == rules.eod_id for last in _last_ids(reader)):
-            _LOG.warning(
-                "%s: %s has no document that ends with the end-of-document token %d, so that --reset-attention-mask, "
-                "--reset-position-ids and --eod-mask-loss have no effect on it; preprocess it with --append-eod, and "
-                "with the tokenizer of this run",
-                flag,
-                reader.prefix,
-                rules.eod_id,
+            warn_once(
+                f"{flag}: {reader.prefix} has no document that ends with the end-of-document token {rules.eod_id}, so "
+                "that --reset-attention-mask, --reset-position-ids and --eod-mask-loss have no effect on it; "
+                "preprocess it with --append-eod, and with the tokenizer of this run"
             )
         if tokenizer is not None and _maker(reader.prefix) not in (None, tokenizer.identity()):
-            _LOG.warning(
-                "%s: %s was made with another tokenizer than the one of this run, or before its files were changed; "
-                "preprocess it again if its token ids differ",
-                flag,
-                reader.prefix,
+            warn_once(
+                f"{flag}: {reader.prefix} was made with another tokenizer than the one of this run, or before its "
+                "files were changed; preprocess it again if its token ids differ"
             )
 
 

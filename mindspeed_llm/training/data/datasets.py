@@ -16,14 +16,12 @@ from mindspeed_llm.tasks.preprocess.pretrain_blend import PretrainLayout, pretra
 from mindspeed_llm.tasks.preprocess.pretrain_samples import PretrainSamples, SampleIndex
 from mindspeed_llm.tasks.preprocess.splits import split_documents
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
-from mindspeed_llm.training.data.content import check_content
 from mindspeed_llm.training.data.mock import MOCK_SPLIT, MockReader
 from mindspeed_llm.training.data.raw_text import RawText
-from mindspeed_llm.training.data.sources import SPLITS, Part, Split, named_blends, open_readers, split_parts
+from mindspeed_llm.training.data.sources import NAMES, SPLITS, Blend, Part, Split, checked_parts, named_blends
 from mindspeed_llm.training.data.tokens import TokenRules, named_tokenizer, token_rules
 
 _LOG = logging.getLogger("mindspeed_llm")
-_NAMES: dict[Split, str] = {"train": "training", "valid": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,18 @@ def build_datasets(
     Raises:
         UserError: see `sources.check_data`; also where no folder can be written.
     """
+    blends = named_blends(args)
     tokenizer = tokenizer or named_tokenizer(args)
     rules = token_rules(args, tokenizer)
     numbers = _num_samples(args)
     layouts = _layouts(numbers["train"], args, progress)
-    rows = _mock_rows(args, tokenizer, rules, layouts) if args.mock_data else _rows(args, tokenizer, rules, layouts)
+    if blends:
+        rows = _rows(blends, args, tokenizer, rules, layouts)
+    else:
+        rows = _mock_rows(args, tokenizer, rules, layouts)
     for split, found in rows.items():
-        _LOG.info("%s data: %d samples of %d tokens", _NAMES[split], len(found), args.seq_length)
-    made = {split: Dataset(_NAMES[split], found, rules) for split, found in rows.items()}
+        _LOG.info("%s data: %d samples of %d tokens", NAMES[split], len(found), args.seq_length)
+    made = {split: Dataset(NAMES[split], found, rules) for split, found in rows.items()}
     return Datasets(made["train"], made.get("valid"), made.get("test"), layouts)
 
 
@@ -112,7 +114,11 @@ def _layouts(num_samples: int, args: Namespace, progress: Progress | None) -> tu
 
 
 def _rows(
-    args: Namespace, tokenizer: Tokenizer | None, rules: TokenRules, layouts: tuple[int, ...]
+    blends: Sequence[Blend],
+    args: Namespace,
+    tokenizer: Tokenizer | None,
+    rules: TokenRules,
+    layouts: tuple[int, ...],
 ) -> dict[Split, Rows]:
     """The rows of each split from the files that the flags name."""
     cache = IndexCache(
@@ -122,15 +128,19 @@ def _rows(
             build_once, one_per_node=args.no_shared_storage, storage_flag="--no-shared-storage"
         ),
     )
+    # What takes long comes last: first all names, then files that exist, then texts to tokenize.
+    blends = sorted(blends, key=lambda blend: len(blend.texts))
+    for text in (text for blend in blends for text in blend.texts):
+        text.check(args, tokenizer)
+    parts: list[Part] = []
+    for blend in blends:
+        prefixes = [name.tokenized(args, tokenizer) if isinstance(name, RawText) else name for name in blend.names]
+        parts += checked_parts(blend, prefixes, args, rules, tokenizer)
     numbers = _num_samples(args)
     rows: dict[Split, Rows] = {}
-    for blend in named_blends(args):
-        prefixes = [name.tokenized(args, tokenizer) if isinstance(name, RawText) else name for name in blend.names]
-        readers = open_readers(blend, prefixes)
-        check_content(blend.flag, readers, rules, tokenizer)
-        for part in split_parts(blend, readers, args):
-            sizes = layouts if part.split == "train" else (numbers[part.split],)
-            rows[part.split] = _joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
+    for part in parts:
+        sizes = layouts if part.split == "train" else (numbers[part.split],)
+        rows[part.split] = _joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
     return rows
 
 

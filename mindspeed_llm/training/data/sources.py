@@ -7,7 +7,6 @@ meet.
 from __future__ import annotations
 
 import difflib
-import logging
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Literal
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.blending import parse_blend
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
+from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.pretrain_blend import PretrainSource
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import find_prefix
 from mindspeed_llm.tasks.preprocess.pretrain_samples import samples_per_epoch
@@ -25,14 +25,13 @@ from mindspeed_llm.tasks.preprocess.splits import parse_split, split_documents
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 from mindspeed_llm.training.data.content import check_content
 from mindspeed_llm.training.data.raw_text import RawText
-from mindspeed_llm.training.data.tokens import named_tokenizer, token_rules
-
-_LOG = logging.getLogger("mindspeed_llm")
+from mindspeed_llm.training.data.tokens import TokenRules, named_tokenizer, token_rules
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 DEFAULT_SPLIT = "969,30,1"
-_PURPOSES: Mapping[Split, str] = {"train": "training", "valid": "validation", "test": "the test"}
+NAMES: Mapping[Split, str] = {"train": "training", "valid": "validation", "test": "test"}
+"""The parts as messages call them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class Blend:
     names: tuple[Path | RawText, ...]
     weights: tuple[float, ...] | None
     splits: tuple[Split, ...]
+
+    @property
+    def texts(self) -> list[RawText]:
+        """The raw texts among the names."""
+        return [name for name in self.names if isinstance(name, RawText)]
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,10 @@ def check_data(args: Namespace, tokenizer: Tokenizer | None = None) -> None:
     tokenizer = tokenizer or named_tokenizer(args)
     rules = token_rules(args, tokenizer)
     for blend in blends:
-        texts = [name for name in blend.names if isinstance(name, RawText)]
-        for text in texts:
+        for text in blend.texts:
             text.check(args, tokenizer)
-        if not texts:
-            readers = open_readers(blend, [name for name in blend.names if isinstance(name, Path)])
-            check_content(blend.flag, readers, rules, tokenizer)
-            split_parts(blend, readers, args)
+        if not blend.texts:
+            checked_parts(blend, [name for name in blend.names if isinstance(name, Path)], args, rules, tokenizer)
 
 
 def named_blends(args: Namespace) -> list[Blend]:
@@ -134,18 +135,21 @@ def _named(flag: str, name: str) -> Path | RawText:
     )
 
 
-def open_readers(blend: Blend, prefixes: Sequence[Path]) -> list[IndexedReader]:
-    """Readers of the files of a blend. Raises UserError where one is damaged or holds no documents."""
+def checked_parts(
+    blend: Blend, prefixes: Sequence[Path], args: Namespace, rules: TokenRules, tokenizer: Tokenizer | None
+) -> list[Part]:
+    """The parts of a blend whose names stand for the indexed files `prefixes`. Raises UserError, see `check_data`."""
     readers = []
     for prefix in prefixes:
         reader = IndexedReader(prefix)
         if not len(reader):
             raise UserError(f"{blend.flag}: {prefix} holds no documents")
         readers.append(reader)
-    return readers
+    check_content(blend.flag, readers, rules, tokenizer)
+    return _split_parts(blend, readers, args)
 
 
-def split_parts(blend: Blend, readers: Sequence[IndexedReader], args: Namespace) -> list[Part]:
+def _split_parts(blend: Blend, readers: Sequence[IndexedReader], args: Namespace) -> list[Part]:
     """The parts of a blend that are wanted; validation and test are left out without --eval-iters or without a share.
 
     With the default of --split a part that would be empty, or shorter than a sample, is left out and reported. Raises
@@ -162,7 +166,6 @@ def split_parts(blend: Blend, readers: Sequence[IndexedReader], args: Namespace)
         if is_cut and not shares[split]:
             if split == "train":
                 raise UserError(f"--split {args.split} has no share for training; give its first number a value")
-            _LOG.info("no %s: --split %s has no share for it", _PURPOSES[split], args.split)
             continue
         documents = [parts[number] for parts in cut] if is_cut else everything
         sources = tuple(PretrainSource(reader, part) for reader, part in zip(readers, documents, strict=True))
@@ -173,13 +176,14 @@ def split_parts(blend: Blend, readers: Sequence[IndexedReader], args: Namespace)
         elif split == "train" or not is_cut or args.split is not None:
             raise UserError(problem)
         else:
-            _LOG.warning("no %s: %s", _PURPOSES[split], problem)
+            warn_once(f"no {NAMES[split]}: {problem}")
     return found
 
 
 def _problem(part: Part, args: Namespace, *, share: float | None) -> str | None:
     """Why samples cannot be made of a part, as a message; None where they can."""
-    purpose, length = _PURPOSES[part.split], args.seq_length
+    purpose = "the test" if part.split == "test" else NAMES[part.split]
+    length = args.seq_length
     weights = part.weights or (1.0,) * len(part.sources)
     used = [source for source, weight in zip(part.sources, weights, strict=True) if weight]
     without = "" if part.split == "train" else ", set --eval-iters 0"
