@@ -170,29 +170,21 @@ def _optimizer_config(args: Namespace) -> OptimizerConfig:
 
 
 def _scheduler(args: Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """The schedule counts in samples, as Megatron's does."""
-    batch = args.global_batch_size
-    total = args.train_iters * batch
-    decay = args.lr_decay_iters * batch if args.lr_decay_iters is not None else total
-    if args.lr_warmup_fraction is not None:
-        warmup = int(args.lr_warmup_fraction * decay)
-    else:
-        warmup = args.lr_warmup_iters * batch
-    stable = args.lr_wsd_decay_iters * batch if args.lr_wsd_decay_iters is not None else None
+    """The schedule counts in samples, as Megatron's does; `training.arguments` has worked out how many."""
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,
         max_lr=args.lr,
         min_lr=args.min_lr,
-        lr_warmup_steps=warmup,
-        lr_decay_steps=decay,
+        lr_warmup_steps=args.lr_warmup_steps,
+        lr_decay_steps=args.lr_decay_steps,
         lr_decay_style=args.lr_decay_style,
         start_wd=args.start_weight_decay,
         end_wd=args.end_weight_decay,
-        wd_incr_steps=total,
+        wd_incr_steps=args.wd_incr_steps,
         wd_incr_style=args.weight_decay_incr_style,
         use_checkpoint_opt_param_scheduler=args.use_checkpoint_opt_param_scheduler,
         override_opt_param_scheduler=args.override_opt_param_scheduler,
-        wsd_decay_steps=stable,
+        wsd_decay_steps=args.wsd_decay_steps,
         lr_wsd_decay_style=args.lr_wsd_decay_style,
     )

@@ -17,7 +17,6 @@ from tests.training.arguments.lines import arguments
 # Arguments whose module does not read them yet. A row here that is read by now must go.
 NOT_READ_YET = frozenset(
     {
-        "ckpt_format",
         "ckpt_step",
         "coc_parallel_num",
         "enable_hf2mg_convert",
@@ -72,6 +71,23 @@ def test_flag_is_read(name: str) -> None:
         assert unread, f"{name} is read by now; take it out of NOT_READ_YET"
         return
     assert unread == [], f"{name}: {unread} do not read {flag.dest}"
+
+
+# What `validate` works out of flags, and who reads it.
+WORKED_OUT = {
+    "data_parallel_size": "training.initialize",
+    "virtual_pipeline_model_parallel_size": "training.initialize",
+    "moe_layer_pattern": "training.flops",
+    "lr_warmup_steps": "training.setup",
+    "lr_decay_steps": "training.setup",
+    "wd_incr_steps": "training.setup",
+    "wsd_decay_steps": "training.setup",
+}
+
+
+@pytest.mark.parametrize("name", WORKED_OUT)
+def test_what_is_worked_out_of_flags_is_read(name: str) -> None:
+    assert name in read_by(WORKED_OUT[name])
 
 
 def test_rows_that_are_not_read_are_flags() -> None:

@@ -57,7 +57,7 @@ OPTIMIZER = Group(
         value(
             "--optimizer", str, "adam", "AdamW, or stochastic gradient descent.", _OPTIMIZER, choices=("adam", "sgd")
         ),
-        value("--weight-decay", amount, 0.01, "weight decay.", _OPTIMIZER),
+        value("--weight-decay", amount, 0.01, "weight decay.", _SCHEDULE),
         value("--start-weight-decay", amount, None, "weight decay at the first step.", _OPTIMIZER),
         value("--end-weight-decay", amount, None, "weight decay at the last step.", _OPTIMIZER),
         value(
@@ -89,7 +89,7 @@ LEARNING_RATE = Group(
             _OPTIMIZER,
             choices=("constant", "linear", "cosine", "inverse-square-root", "WSD"),
         ),
-        value("--lr-decay-iters", positive, None, "steps until it is lowest; by default all.", _OPTIMIZER),
+        value("--lr-decay-iters", positive, None, "steps until it is lowest; by default all.", _SCHEDULE),
         value(
             "--lr-decay-samples",
             positive,
@@ -97,8 +97,8 @@ LEARNING_RATE = Group(
             "the same in samples, with --train-samples.",
             _SCHEDULE,
         ),
-        value("--lr-warmup-fraction", fraction, None, "part of the decay steps in which it rises.", _OPTIMIZER),
-        value("--lr-warmup-iters", count, 0, "steps in which it rises.", _OPTIMIZER),
+        value("--lr-warmup-fraction", fraction, None, "part of the decay steps in which it rises.", _SCHEDULE),
+        value("--lr-warmup-iters", count, 0, "steps in which it rises.", _SCHEDULE),
         value(
             "--lr-warmup-samples",
             count,
@@ -115,7 +115,7 @@ LEARNING_RATE = Group(
             _OPTIMIZER,
             choices=("exponential", "linear", "cosine", "minus_sqrt"),
         ),
-        value("--lr-wsd-decay-iters", positive, None, "WSD: steps in which it falls.", _OPTIMIZER),
+        value("--lr-wsd-decay-iters", positive, None, "WSD: steps in which it falls.", _SCHEDULE),
         value("--lr-wsd-decay-samples", positive, None, "WSD: the same in samples.", _SCHEDULE),
         switch(
             "--override-opt_param-scheduler",
