@@ -6,9 +6,12 @@ well: a library could pull in what our own statements do not name.
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,8 +73,6 @@ def test_adapters_import_their_backend_when_used() -> None:
 
 
 def test_the_graph_sees_imports_wherever_they_stand() -> None:
-    import ast
-
     tree = ast.parse(
         "import a.b\nfrom c import d\nfrom . import e\nfrom ..f import g\n"
         "def later():\n    import h\n"
@@ -86,22 +87,25 @@ def test_the_graph_sees_imports_wherever_they_stand() -> None:
 # Runs in a fresh interpreter: loads what every module may rely on, takes a picture of it, then imports all modules of a
 # room and reports what has changed.
 _PROBE = """
-import json, os, sys
+import importlib, json, os, sys
 import torch, torch.nn.functional, torch.distributed, torch.distributed.fsdp
 if {with_transformers}:
     import transformers, transformers.modeling_utils
+for name in {megatron!r}:
+    importlib.import_module(name)
 def attributes():
     picture = {{}}
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ("torch", "transformers") and module is not None:
+        if name.split(".")[0] in ("torch", "transformers", "megatron") and module is not None:
             for key, value in list(vars(module).items()):
                 picture[name, key] = value
+                if isinstance(value, type) and value.__module__.split(".")[0] == "megatron":
+                    picture.update({{(f"{{name}}.{{key}}", inner): held for inner, held in list(vars(value).items())}})
     for owner in (torch.Tensor, torch.nn.Module):
         for key, value in list(vars(owner).items()):
             picture[owner.__qualname__, key] = value
     return picture
 environment, before, loaded = dict(os.environ), attributes(), set(sys.modules)
-import importlib
 for module in {modules!r}:
     importlib.import_module(module)
 after = attributes()
@@ -123,13 +127,22 @@ _ROOMS_HERE = sorted(
 )
 
 
+def _megatron_modules() -> list[str]:
+    """The modules of megatron-core that any module of ours imports from."""
+    nodes = [node for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
+    return sorted({str(node.module) for node in nodes if is_inside(str(node.module), "megatron")})
+
+
 @pytest.mark.parametrize("room", _ROOMS_HERE)
 def test_importing_a_room_has_no_side_effect(room: str) -> None:
     members = [module for module in modules() if is_inside(module.name, f"{PACKAGE}.{room}")]
     imported = set().union(*(imports(module.tree, module.name, is_package=False) for module in members))
+    uses_megatron = any(is_inside(room, other) for other in _BACKEND_MEGATRON)
     code = _PROBE.format(
         modules=[module.name for module in members],
         with_transformers=any(is_inside(name, "transformers") for name in imported),
+        # Importing megatron-core has effects of its own, on torch and on the environment.
+        megatron=_megatron_modules() if uses_megatron else [],
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -145,6 +158,24 @@ def test_importing_a_room_has_no_side_effect(room: str) -> None:
     }
     forbidden = [_full(name) for name in FORBIDDEN.get(room, LAZY_ONLY.get(room, ()))]
     assert not [name for name in loaded if any(is_inside(name, other) for other in forbidden)]
+
+
+def test_the_probe_sees_a_patch_of_megatron(tmp_path: Path) -> None:
+    (tmp_path / "patching.py").write_text(
+        "import megatron.core.utils as utils\nfrom megatron.core.transformer.mlp import MLP\n"
+        "utils.divide = lambda a, b: a // b\nMLP.forward = lambda self, x: x\n"
+    )
+    megatron = ["megatron.core.transformer.mlp"]
+    code = _PROBE.format(modules=["patching"], with_transformers=False, megatron=megatron)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    patched = json.loads(done.stdout.splitlines()[-1])["patched"]
+    assert {"megatron.core.utils.divide", "megatron.core.transformer.mlp.MLP.forward"} <= set(patched)
 
 
 @pytest.mark.parametrize("package", [PACKAGE, *(f"{PACKAGE}.{room}" for room in _ROOMS_HERE)])
