@@ -18,8 +18,6 @@ class LlmConfig(TransformerConfig):
     """Attention by the device's fused kernel, which does not keep the scores."""
     fused_rmsnorm: bool = False
     """Norms by the device's fused kernel."""
-    fused_rotary: bool = False
-    """Rotary positions by the device's fused kernel."""
     fused_swiglu: bool = False
     """The activation of gated MLPs by the device's fused kernel."""
     rope_scaling: dict[str, Any] | None = None

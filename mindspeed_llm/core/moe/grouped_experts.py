@@ -58,7 +58,7 @@ class GroupedExperts(MegatronModule):
         joined = _multiply(tokens, counts, first)
         if not self.activation_recompute:
             return _multiply(self._activate(joined, probabilities), counts, second), None
-        checkpoint = CheckpointWithoutOutput()
+        checkpoint = CheckpointWithoutOutput(fp8=None)  # its default is read as fp8
         output = _multiply(checkpoint.checkpoint(self._activate, joined, probabilities), counts, second)
         checkpoint.discard_output_and_register_recompute(output)
         return output, None

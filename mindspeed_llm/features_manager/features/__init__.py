@@ -5,6 +5,10 @@ from __future__ import annotations
 from mindspeed_llm.features_manager.feature import Feature
 from mindspeed_llm.features_manager.features.any_device import AnyDevice
 from mindspeed_llm.features_manager.features.deterministic_mode import DeterministicMode
+from mindspeed_llm.features_manager.features.flash_attention import FlashAttention
+from mindspeed_llm.features_manager.features.fused_rmsnorm import FusedRmsnorm
+from mindspeed_llm.features_manager.features.fused_rotary import FusedRotary
+from mindspeed_llm.features_manager.features.fused_swiglu import FusedSwiglu
 from mindspeed_llm.features_manager.features.noop_layers import NoopLayers
 from mindspeed_llm.features_manager.features.num_layer_list import NumLayerList
 from mindspeed_llm.features_manager.features.profiling import Profiling
@@ -16,6 +20,10 @@ from mindspeed_llm.features_manager.features.selective_recompute import Selectiv
 # In the order in which their wrappers of one target stack: the first one innermost.
 FEATURES: tuple[Feature, ...] = (
     AnyDevice(),
+    FlashAttention(),
+    FusedRmsnorm(),
+    FusedSwiglu(),
+    FusedRotary(),
     NumLayerList(),
     NoopLayers(),
     SelectiveRecompute(),

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mindspeed_llm.platform.operators.dispatch import attention, implementation, rms_norm, rotary, swiglu
+    from mindspeed_llm.platform.operators.dispatch import attention, implementation, rms_norm, rotary, rotate, swiglu
 
-__all__ = ["attention", "implementation", "rms_norm", "rotary", "swiglu"]
+__all__ = ["attention", "implementation", "rms_norm", "rotary", "rotate", "swiglu"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from mindspeed_llm.platform.operators.reference import explicit_mask, open_empty_rows, rotary, swiglu
+from mindspeed_llm.platform.operators.reference import explicit_mask, open_empty_rows, rotary, rotate, swiglu
 
 # torch has no fused rotary embedding and no fused SwiGLU on this device.
-__all__ = ["attention", "rms_norm", "rotary", "swiglu"]
+__all__ = ["attention", "rms_norm", "rotary", "rotate", "swiglu"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False) -> torch.Tensor:

@@ -61,6 +61,19 @@ def rotary(
     return _device_module(q).rotary(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The rotary position embedding of one tensor, see `rotary`, in any layout.
+
+    Args:
+        x: four-dimensional, the channels last.
+        cos, sin: the same axes with length 1 where they do not count: [S, 1, 1, R] for x [S, B, N, D].
+
+    Returns:
+        x, rotated.
+    """
+    return _device_module(x).rotate(x, cos, sin)
+
+
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up (Shazeer 2020) for two tensors of the same shape [..., F]."""
     return _device_module(gate).swiglu(gate, up)

@@ -24,10 +24,11 @@ def rotary(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `dispatch.rotary`."""
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+    return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """See `dispatch.rotate`."""
     rotated_dims = cos.shape[-1]
     x, rest = x[..., :rotated_dims], x[..., rotated_dims:]
     first, second = x.chunk(2, dim=-1)

@@ -75,7 +75,6 @@ def transformer_config(args: Namespace) -> LlmConfig:
         vocab_size=args.vocab_size,
         flash_attention=args.use_flash_attn,
         fused_rmsnorm=args.use_fused_rmsnorm,
-        fused_rotary=args.use_fused_rotary_pos_emb,
         fused_swiglu=args.use_fused_swiglu,
         rope_scaling=_rope_scaling(args),
         noop_layers=layer_layout.noop_layers(args),
