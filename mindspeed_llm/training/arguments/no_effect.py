@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_llm.training.arguments.flag import count, one_of, positive
+from mindspeed_llm.training.arguments.flag import count, number, one_of, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,12 @@ NO_EFFECT: dict[str, Inert] = {
     ),
     "--disable-gloo-group": Inert(reason=_GROUPS),
     "--hccl-group-buffer": Inert(reason=_GROUPS, parsing={"metavar": "TEXT"}),
+    "--hccl-group-buffer-adaptive": Inert(reason=_GROUPS),
+    "--hccl-ep-group-buffer-adaptive-factor": Inert(reason=_GROUPS, parsing={"type": number, "metavar": "X"}),
+    "--hccl-op-mode": Inert(reason=_GROUPS, parsing={"metavar": "TEXT"}),
+    "--shape-order": Inert(
+        reason="attention is called with the layout that the device's operator takes", parsing={"metavar": "TEXT"}
+    ),
     "--hccl-slice-size": Inert(reason=_GROUPS, parsing={"type": count, "metavar": "N"}),
     "--jit-compile": Inert(reason="operators are never compiled while the run waits for them"),
     "--optimization-level": Inert(

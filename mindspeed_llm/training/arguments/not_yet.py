@@ -21,6 +21,10 @@ _HA = "it needs a closed library (mindio_ttp); checkpoints, --exit-duration-in-m
 _KERNEL = "this fused kernel is not available yet; leave the flag out, results are the same"
 _TP2D = "tensor parallelism in two dimensions is not available"
 _SCHEDULE = "dualpipev and the schedules around it are not available yet; leave the flag out"
+_MUON = (
+    "momentum no-split-qkv nesterov scale-mode fp32-matmul-prec coefficient-type num-ns-steps tp-mode "
+    "extra-scale-factor scalar-optimizer"
+)
 _LAYOUT = "give uneven stages with --num-layer-list"
 _DISAGGREGATED = "layerwise disaggregated training is not available"
 
@@ -52,7 +56,9 @@ NOT_YET: dict[str, str] = {
     **_rows(
         _INDEXER,
         "enable-dsa-indexer index-n-heads index-head-dim index-topk indexer-loss-coeff use-fused-lightning-indexer "
-        "use-sparse-flash-attn kv-compress compress-ratios",
+        "use-sparse-flash-attn kv-compress compress-ratios index-topk-freq index-topk-pattern index-skip-topk-offset "
+        "index-share-for-mtp-iteration indexer-qk-quant-scheme no-use-sparse-c8-indexer apply-rope-no-in-complex "
+        "original-seq-len compress-rope-theta rope-theta rope-factor max-batch-size scale-fmt",
     ),
     **_rows(_MTP, "mtp-num-layers mtp-loss-scaling-factor mtp-spec mtp-mem-efficient-logits"),
     **_rows(
@@ -87,7 +93,10 @@ NOT_YET: dict[str, str] = {
         "interleave-sliding-window square-alibi-mask fill-neg-inf alibi-fusion-attn-type long-factor short-factor "
         "long-mscale short-mscale longrope-freqs-type dynamic-factor use-glm-rope full-attention-interval "
         "linear-key-head-dim linear-num-key-heads linear-num-value-heads linear-value-head-dim use-triton-gdn "
-        "mamba-d-ssm mamba-chunk-size mamba-d-conv mamba-expand num-zero-experts n-hash-layers enable-mhc",
+        "mamba-d-ssm mamba-chunk-size mamba-d-conv mamba-expand num-zero-experts n-hash-layers "
+        "enable-mhc hc-mult hc-sinkhorn-iters hc-eps use-triton-mhc use-fused-mhc o-groups o-lora-rank "
+        "sliding-window-size use-triton-swiglu-limit skip-bias-add no-enable-linear-qkv input-jitter fc-type "
+        "shared-expert-gate-output-dimension",
     ),
     **_rows(
         "expert losses of each device and each sequence are not available; --moe-router-load-balancing-type "
@@ -118,7 +127,11 @@ NOT_YET: dict[str, str] = {
         "decoder-last-pipeline-num-layers account-for-embedding-in-pipeline-split "
         "account-for-loss-in-pipeline-split",
     ),
-    **_rows(_TP2D, "tp-2d tp-x tp-y"),
+    **_rows(
+        _TP2D,
+        "tp-2d tp-x tp-y enable-overlap-ag-with-matmul enable-overlap-matmul-with-rs "
+        "enable-backward-overlap-ag-with-matmul",
+    ),
     **_rows(_DISAGGREGATED, "layerwise-disaggregated-training"),
     **_rows(
         _CONVERT,
@@ -126,10 +139,11 @@ NOT_YET: dict[str, str] = {
     ),
     **_rows(
         _LOW_PRECISION,
-        "fp8-format fp8-recipe no-use-gmm-fp8 te-gmm-mode fp8-reuse-quantized-weight qat-scheme quant-states "
+        "fp8-format fp8-recipe no-use-gmm-fp8 te-gmm-mode fp8-reuse-quantized-weight qat-scheme qat-quant-block-size "
+        "te-comparison-with-cpu te-comparison-with-bf16 quant-states "
         "quant-grads o2-optimizer o2-gradient",
     ),
-    **_rows("AdamW is the optimizer; leave the flag out", "optimizer-selection ema-decay"),
+    **_rows("AdamW is the optimizer; leave the flag out", "optimizer-selection ema-decay apply-wd-to-qk-layernorm"),
     **_rows("the loss is computed at once; leave the flag out", "loss-compute-mode loss-chunk-size"),
     **_rows(_WANDB, "use-wandb wandb-project wandb-exp-name wandb-save-dir"),
     **_rows(
@@ -146,6 +160,16 @@ NOT_YET: dict[str, str] = {
     **_rows("a batch that grows is not available; give --global-batch-size", "rampup-batch-size"),
     **_rows("give the flags themselves", "yaml-cfg use-checkpoint-args"),
     **_rows("checkpoints are written before training goes on; leave the flag out", "async-save"),
+    **_rows("Muon is not available yet; use --optimizer adam", " ".join(f"muon-{name}" for name in _MUON.split())),
+    **_rows("--sliding-window says what a query sees", "pre-tockens next-tockens sparse-mode"),
+    **_rows(
+        "it belongs to preprocess_data.py; name its output, or a raw file, with --data-path",
+        "input output-prefix dataset-impl overwrite-cache n-subs merge-group-keys split-sentences keep-newlines "
+        "pad-vocab-size-to reward-tokens max-samples hf-datasets-params dataset-dir cache-dir",
+    ),
+    **_rows("experts are chosen by the router alone; leave it out", "fix-router"),
+    **_rows("samples have the length of --seq-length", "fix-sub-seq-length"),
+    **_rows("the order of sending and receiving is megatron-core's; leave it out", "optimize-send-recv-comm"),
     **_rows(_RECORD, "datasets script-data-dir streaming mix-strategy interleave-probs map-keys"),
     **_rows(
         "only weights that match the model in every name are loaded; leave the flag out", "load-checkpoint-loosely"

@@ -16,7 +16,6 @@ DEPRECATED: dict[str, str] = {
     "--encoder-seq-length": "--seq-length",
     "--batch-size": "--micro-batch-size",
     "--model-parallel-size": "--tensor-model-parallel-size",
-    "--warmup": "--lr-warmup-fraction",
 }
 """Old name -> name. One line says so when it is given."""
 

@@ -62,9 +62,51 @@ def test_old_and_other_names_are_frozen() -> None:
         "--topk-group",
         "--use-deter-comp",
         "--use-mc2",
-        "--warmup",
     ]
     assert sorted(ALIASES) == ["--moe-shared-expert-gate", "--npu-deterministic", "--partial-rotary-factor"]
+
+
+# The 150 flags that the launch scripts of the mirrored interface use most.
+USED_MOST = """
+    adam-beta1 adam-beta2 add-qkv-bias attention-dropout attention-softmax-in-fp32 beta-fast beta-slow bf16
+    ckpt-format clip-grad context-parallel-algo context-parallel-size data-path disable-bias-linear
+    distributed-backend enable-hf2mg-convert eval-interval eval-iters exit-on-missing-checkpoint
+    expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size finetune first-k-dense-replace
+    gemm-gradient-accumulation-fusion global-batch-size group-query-attention handler-name hf-cfg-dir hidden-dropout
+    hidden-size init-method-std initial-loss-scale input is-instruction-dataset kv-channels kv-lora-rank load
+    load-dir load-model-type log-interval log-throughput lora-alpha lora-r lora-target-modules lr lr-decay-style
+    lr-warmup-fraction lr-warmup-iters make-vocab-size-divisible-by manual-gc manual-gc-interval max-new-tokens
+    max-position-embeddings micro-batch-size min-lr model-type-hf moe-alltoall-overlap-comm moe-aux-loss-coeff
+    moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-permutation-async-comm moe-permute-fusion
+    moe-router-dtype moe-router-enable-expert-bias moe-router-group-topk moe-router-load-balancing-type
+    moe-router-num-groups moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
+    moe-token-dispatcher-type mtp-num-layers multi-latent-attention n-shared-experts no-gradient-accumulation-fusion
+    no-load-optim no-load-rng no-masked-softmax-fusion no-pad-to-seq-lengths no-save-optim no-save-rng
+    no-shared-storage noop-layers norm-epsilon norm-topk-prob normalization num-attention-heads num-experts
+    num-layer-list num-layers num-layers-per-virtual-pipeline-stage num-query-groups output-prefix
+    overlap-grad-reduce overlap-param-gather padded-vocab-size pipeline-model-parallel-size position-embedding-type
+    prompt-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim recompute-granularity recompute-method
+    recompute-num-layers reset-attention-mask reuse-fp32-param rope-scaling-factor rope-scaling-mscale
+    rope-scaling-mscale-all-dim rope-scaling-original-max-position-embeddings rope-scaling-type rotary-base save
+    save-dir save-interval save-model-type seed seq-aux seq-length sequence-parallel spec split stage swap-optimizer
+    swiglu target-pipeline-parallel-size target-tensor-parallel-size task tensor-model-parallel-size
+    tokenizer-name-or-path tokenizer-not-use-fast tokenizer-type train-iters transformer-impl
+    untie-embeddings-and-output-weights use-distributed-optimizer use-flash-attn use-fused-rmsnorm
+    use-fused-rotary-pos-emb use-fused-swiglu use-mcore-models use-rotary-position-embeddings v-head-dim vocab-size
+    weight-decay workers
+"""
+# Of these, flags of the converter.
+OF_CONVERTER = {"load-dir", "save-dir", "load-model-type", "save-model-type"}
+OF_CONVERTER |= {"target-tensor-parallel-size", "target-pipeline-parallel-size"}
+
+
+def test_flags_that_scripts_use_are_known() -> None:
+    names = USED_MOST.split()
+    assert len(set(names)) == 150
+    known = {*options(), *NOT_YET, *DEPRECATED, *ALIASES}
+    assert {name for name in names if f"--{name}" not in known} == OF_CONVERTER
+    # Most have an effect.
+    assert sum(f"--{name}" in options() and f"--{name}" not in NO_EFFECT for name in names) >= 113
 
 
 def test_every_flag_is_in_one_table() -> None:
