@@ -2,19 +2,9 @@
 
 from mindspeed_llm.training.arguments.flag import Group, positive, switch, value
 
-_CONFIG = "tasks.models.config"
-
 KERNELS = Group(
     title="Kernels and overlap",
     flags=(
-        switch("--use-flash-attn", "the device's flash attention.", _CONFIG),
-        switch("--use-fused-rmsnorm", "the device's fused RMSNorm.", _CONFIG),
-        switch("--use-fused-swiglu", "the device's fused SwiGLU.", _CONFIG),
-        switch(
-            "--use-fused-rotary-pos-emb",
-            "the device's fused rotary positions.",
-            _CONFIG,
-        ),
         switch(
             "--use-ascend-coc",
             "compute linear layers of TP in chunks, each sent while the next is computed (any device).",
