@@ -16,6 +16,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from mindspeed_llm.core.attention import CoreAttention
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.moe.grouped_experts import GroupedExperts
+from mindspeed_llm.core.moe.router import Router
 from mindspeed_llm.core.moe.sequential_experts import SequentialExperts
 from mindspeed_llm.core.norm import LayerNorm, RMSNorm
 from mindspeed_llm.core.swiglu import fused_swiglu
@@ -61,7 +62,7 @@ def _experts(config: LlmConfig) -> ModuleSpec:
     shared = ModuleSpec(module=SharedExpertMLP, submodules=_mlp(config))
     return ModuleSpec(
         module=MoELayer,
-        submodules=MoESubmodules(experts=experts, shared_experts=shared),
+        submodules=MoESubmodules(experts=experts, shared_experts=shared, router=Router),
         metainfo={"fuse_pre_mlp_layernorm": False},
     )
 

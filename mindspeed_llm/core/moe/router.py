@@ -1,0 +1,57 @@
+"""The router, whose auxiliary losses weigh the same on every topology."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.moe.moe_utils import (
+    MoEAuxLossAutoScaler,
+    save_to_aux_losses_tracker,
+    z_loss_func,
+)
+from megatron.core.transformer.moe.router import TopKRouter
+from torch import Tensor
+
+
+class Router(TopKRouter):
+    """megatron-core's `TopKRouter`, with the scale of its auxiliary losses put right.
+
+    Gradients are summed over all tokens and divided by their number at the end of a step. So the mean loss of a micro
+    step has to enter with the number of the step's tokens. megatron-core takes this rank's tokens alone: under sequence
+    parallelism the losses then weigh 1 / TP, and the loss per sequence 1 / (micro batch) of what they should.
+    """
+
+    def attach_and_log_load_balancing_loss(
+        self,
+        activation: Tensor,
+        aux_loss_coeff: float,
+        aux_loss: Tensor,
+        aux_loss_name: str,
+        reduce_group: torch.distributed.ProcessGroup,
+        reduce_group_has_dp: bool = False,
+        valid_token_count: Any = None,
+    ) -> Tensor:
+        """See `TopKRouter`. `aux_loss` is this rank's part of a mean over the tokens of `reduce_group`."""
+        return super().attach_and_log_load_balancing_loss(
+            activation,
+            aux_loss_coeff,
+            aux_loss,
+            aux_loss_name,
+            reduce_group,
+            reduce_group_has_dp=reduce_group_has_dp,
+            valid_token_count=activation.shape[0] * reduce_group.size(),
+        )
+
+    def apply_z_loss(self, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Attach the loss on the size of the logits [tokens, experts] (Zoph et al. 2022, equation 5)."""
+        coeff = self.config.moe_z_loss_coeff
+        if coeff is None or not self.training or not torch.is_grad_enabled():
+            return logits
+        assert padding_mask is None, "tokens of padding are not told to the router"
+        loss = z_loss_func(logits, coeff)
+        group = self.tp_cp_group
+        save_to_aux_losses_tracker(
+            "z_loss", loss / (coeff * group.size()), self.layer_number, self.config.num_layers, reduce_group=group
+        )
+        return MoEAuxLossAutoScaler.apply(logits, loss * logits.shape[0])
