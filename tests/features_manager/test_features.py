@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 from typing import Any
 
+# Pictures compare modules that are loaded: these load all that the features patch.
+import megatron.core.models.gpt.gpt_model
+import megatron.core.transformer.moe.moe_layer  # noqa: F401
 import pytest
 
 from mindspeed_llm.errors import UserError
@@ -20,7 +23,11 @@ _EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 16 --disable-bias-linear --swi
 
 # Feature -> (flags that turn it on, ranks). Without flags: it is always on.
 _ON: dict[str, tuple[str, int]] = {
-    "cuda-spots": ("", 1),
+    "any_device": ("", 1),
+    "flash_attention": ("--use-flash-attn", 1),
+    "fused_rmsnorm": ("--use-fused-rmsnorm --normalization RMSNorm", 1),
+    "fused_swiglu": ("--use-fused-swiglu --swiglu", 1),
+    "fused_rotary": ("--use-fused-rotary-pos-emb --position-embedding-type rope", 1),
     "num_layer_list": ("--pipeline-model-parallel-size 2 --num-layer-list 3,1", 2),
     "noop_layers": ("--noop-layers 0", 1),
     "selective_recompute": ("--recompute-granularity selective", 1),

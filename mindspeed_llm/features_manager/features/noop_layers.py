@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
 
 from mindspeed_llm.core import layer_layout
 from mindspeed_llm.errors import UserError
@@ -13,10 +11,7 @@ from mindspeed_llm.training.arguments.flag import numbers
 
 
 class NoopLayers(Feature):
-    """A layer spec does it, see `core.noop_layer`; losses and FLOPs of experts are counted without them.
-
-    Whether the positions exist, `training.arguments` checks with all other sizes.
-    """
+    """A layer spec does it, see `core.noop_layer`; whether the positions exist, `training.arguments` checks."""
 
     name = "noop_layers"
     description = "layers that do nothing, to fill up pipeline stages"
@@ -46,7 +41,3 @@ class NoopLayers(Feature):
                     f"--pipeline-model-parallel-size {stages} would have noop layers only, and nothing to train; "
                     "choose other positions, or fewer stages"
                 )
-
-    def settings(self, args: argparse.Namespace) -> Mapping[str, Any]:
-        """Which positions have experts: noop layers have none, and shift none."""
-        return {} if args.num_experts is None else {"moe_layer_pattern": layer_layout.moe_pattern(args)}
