@@ -23,12 +23,15 @@ from mindspeed_llm.tasks.checkpoint.sources import WithCopies
 
 def topology_of(args: Namespace) -> Topology:
     """The topology of a run, in the words of the mapping tables."""
+    virtual = args.virtual_pipeline_model_parallel_size
+    stages = args.pipeline_model_parallel_size * (virtual or 1)
     return Topology(
         tp=args.tensor_model_parallel_size,
         pp=args.pipeline_model_parallel_size,
         ep=args.expert_model_parallel_size,
         etp=args.expert_tensor_parallel_size,
-        layers_per_virtual_stage=args.num_layers_per_virtual_pipeline_stage,
+        # However the run says it, as layers or as stages.
+        layers_per_virtual_stage=args.num_layers // stages if virtual else None,
         num_layer_list=args.num_layer_list,
         noop_layers=tuple(args.noop_layers or ()),
         moe_grouped_gemm=args.moe_grouped_gemm,
