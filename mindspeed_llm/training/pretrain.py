@@ -80,7 +80,7 @@ def _train(args: Namespace) -> int:
             eval_batches(data.valid, args, rank=rank, size=size, consumed=consumed, device=current_device())
             for _ in model.chunks
         ]
-    _announce(args, len(data.train))
+    _announce(args, len(data.train.rows))
     recorder = RunRecorder(
         Path(args.metrics_dir or args.save or "."),
         total_steps=args.train_iters,
