@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
@@ -230,3 +231,12 @@ def load_plain(path: Path, stream: IO[bytes] | None = None) -> Any:
             return torch.load(path if stream is None else stream, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path} is missing") from None
+
+
+def first_cause(failure: CheckpointException) -> str:
+    """What the first of the ranks that failed says: "failed on rank 1: ..."."""
+    rank, (cause, _) = sorted(failure.failures.items())[0]
+    while not isinstance(cause, DamagedCheckpoint) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = str(cause) if isinstance(cause, DamagedCheckpoint) else f"{type(cause).__name__}: {cause}"
+    return f"failed on rank {rank}: {text}"

@@ -19,3 +19,6 @@ class TrainState:
     """Of all ranks, so far."""
     data_layouts: tuple[int, ...] = ()
     """How the reading side laid the data out, see `training.data`: keeps the order of samples across changes."""
+    last_checkpoint: int | None = None
+    """Iteration of the checkpoint in the folder of `--save` that the run went on from, or wrote last. What that folder
+    holds beyond it belongs to another run."""

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from mindspeed_llm.checkpoints.dcp_reader import SafeFileSystemReader, TensorsOnlyPlanner
-from mindspeed_llm.checkpoints.files import METADATA, DamagedCheckpoint
+from mindspeed_llm.checkpoints.dcp_reader import SafeFileSystemReader, TensorsOnlyPlanner, first_cause
+from mindspeed_llm.checkpoints.files import METADATA
 from mindspeed_llm.checkpoints.storage import CheckpointError, Storage
 from mindspeed_llm.platform import distributed
 
@@ -46,7 +46,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], folder: Path, storage: St
             warnings.simplefilter("ignore")  # hints of the library about features that are not used here
             dcp.save(dict(tensors), storage_writer=writer, planner=_NodePlanner(nodes), process_group=storage.group)
     except CheckpointException as error:
-        raise CheckpointError(f"writing to {folder} {_describe(error)}") from None
+        raise CheckpointError(f"writing to {folder} {first_cause(error)}") from None
     if storage.shared:
         return
     of_nodes = storage.gather(writer.metadata_of_nodes)[0]
@@ -70,7 +70,7 @@ def read_tensors(tensors: dict[str, torch.Tensor], folder: Path, storage: Storag
                 process_group=storage.group,
             )
     except CheckpointException as error:
-        raise CheckpointError(f"reading {folder} {_describe(error)}{_hint(error)}") from None
+        raise CheckpointError(f"reading {folder} {first_cause(error)}{_hint(error)}") from None
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -121,14 +121,6 @@ class _NodeWriter(dcp.FileSystemWriter):
             }
             described = replace(metadata, storage_data={**(metadata.storage_data or {}), **own})
             self.metadata_of_nodes[node] = pickle.dumps(described)
-
-
-def _describe(failure: CheckpointException) -> str:
-    rank, (cause, _) = sorted(failure.failures.items())[0]
-    while not isinstance(cause, DamagedCheckpoint) and cause.__cause__ is not None:
-        cause = cause.__cause__
-    text = str(cause) if isinstance(cause, DamagedCheckpoint) else f"{type(cause).__name__}: {cause}"
-    return f"failed on rank {rank}: {text}"
 
 
 def _hint(failure: CheckpointException) -> str:

@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import torch.distributed as dist
+
+from mindspeed_llm.checkpoints.files import DamagedCheckpoint
+from mindspeed_llm.checkpoints.storage import Storage, open_storage_for_reading
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
+from mindspeed_llm.training.checkpointing import (
+    content as contents,
+)
+from mindspeed_llm.training.checkpointing import (
+    optimizer_state,
+    rank_files,
+    rng,
+    scheduler_state,
+    sharded,
+)
+from mindspeed_llm.training.checkpointing.choose import Chosen, choose
+from mindspeed_llm.training.checkpointing.layout import TORCH
+from mindspeed_llm.training.checkpointing.saved_args import check_structure, check_topology
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
+
+logger = get_logger(__name__)
 
 
 def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
@@ -13,7 +38,133 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
     collective). None where there is none.
 
     Raises:
-        UserError: it belongs to another model or topology, or there is none and `--exit-on-missing-checkpoint`.
-        CheckpointError: it is damaged, or asks for something to be executed.
+        UserError: on all ranks; it belongs to another model or topology, or there is none and
+            `--exit-on-missing-checkpoint`.
+        CheckpointError: on all ranks; it is damaged, or asks for something to be executed.
     """
-    raise NotImplementedError
+    folder = Path(args.load)
+    assert dist.group.WORLD is not None
+    storage = open_storage_for_reading(folder, dist.group.WORLD)
+    chosen = choose(args, storage)
+    if chosen is None:
+        if args.exit_on_missing_checkpoint:
+            raise UserError(
+                f"--load {folder} holds no checkpoint (--exit-on-missing-checkpoint); correct the path, or leave the "
+                "flag out to start from initial weights"
+            )
+        logger.warning("--load %s holds no checkpoint: training starts from initial weights", folder)
+        return None
+    content = storage.together(f"loading {chosen.folder}", lambda: _read(chosen, args))
+    state = _load(chosen, content, args, model, storage)
+    if args.save is not None and Path(args.save).resolve() == folder.resolve() and state.iteration:
+        state.last_checkpoint = state.iteration
+    _report(chosen, state)
+    return state
+
+
+def _read(chosen: Chosen, args: Namespace) -> Mapping[str, Any]:
+    """What this rank's file says, compared with the arguments."""
+    if chosen.ckpt_format == TORCH:
+        # Before files are looked for, which carry the numbers of ranks in their names.
+        any_file = sorted(chosen.folder.glob(f"mp_rank_*/{rank_files.RANK_FILE}"))
+        first = rank_files.read_torch_file(any_file[0]) if any_file else {}
+        saved = contents.arguments_of(first) if isinstance(first, Mapping) else {}
+    else:
+        content = sharded.read_content(chosen.folder)
+        saved = contents.arguments_of(content)
+    if notice := check_structure(saved, args, chosen.folder):
+        logger.warning(notice)
+    if chosen.ckpt_format == TORCH:
+        check_topology(saved, args, chosen.folder)
+        content = rank_files.read_content(chosen.folder, args)
+    if chosen.iteration is not None and content.get("iteration") != chosen.iteration:
+        raise DamagedCheckpoint(f"{chosen.folder} holds the state of step {content.get('iteration')!r}")
+    return content
+
+
+def _load(
+    chosen: Chosen, content: Mapping[str, Any], args: Namespace, model: TrainingModel, storage: Storage
+) -> TrainState:
+    folder, optimizer = chosen.folder, model.optimizer
+
+    def prepare() -> tuple[contents.Wanted, TrainState]:
+        want = contents.wanted(args, content, folder, is_release=chosen.iteration is None)
+        state = contents.train_state(content, args, folder) if want.position else TrainState()
+        if want.optimizer:
+            _check_optimizer(content, model, folder)
+        return want, state
+
+    want, state = storage.together(f"loading {folder}", prepare)
+    settings = optimizer_state.keep_settings(optimizer)
+    if want.optimizer:
+        optimizer_state.allocate(optimizer)
+    random: Mapping[str, Any] | None
+    if chosen.ckpt_format == TORCH:
+        path = folder / rank_files.own_folder(args) / rank_files.RANK_FILE
+        storage.together(f"loading {folder}", lambda: rank_files.load_model(content, model, path))
+        if want.optimizer:
+            rank_files.load_optimizer(content, folder, args, model, storage)
+        random = rank_files.random_state(content, want)
+    else:
+        random = sharded.load(folder, content, model, storage, optimizer=want.optimizer, random=want.rng)
+
+    def finish() -> None:
+        if want.optimizer:
+            steps = contents.ours(content).get("optimizer_steps")
+            steps = optimizer_state.find_steps(content[contents.OPTIMIZER]) if steps is None else steps
+            if steps is not None:
+                optimizer_state.set_steps(optimizer, steps)
+            optimizer_state.set_scaler(optimizer, optimizer_state.find_scaler(content[contents.OPTIMIZER]))
+            optimizer_state.put_settings_back(optimizer, settings)
+            saved = _values(content[contents.SCHEDULER])
+            scheduler_state.restore(model.scheduler, saved, args, str(folder))
+        else:
+            optimizer.reload_model_params()
+            if state.iteration:
+                scheduler_state.set_steps(model.scheduler, state.consumed_train_samples)
+        if want.rng:
+            _restore_random(random, args, state, folder)
+
+    storage.together(f"loading {folder}", finish)
+    return state
+
+
+def _check_optimizer(content: Mapping[str, Any], model: TrainingModel, folder: Path) -> None:
+    saved, own = contents.ours(content).get("optimizer"), optimizer_state.kind(model.optimizer)
+    if saved is not None and saved != own:
+        raise UserError(
+            f"--load {folder}: the optimizer's state is of another kind ({saved}, expected {own}): set "
+            "--use-distributed-optimizer, --bf16 and --fp16 as they were, or give --no-load-optim"
+        )
+
+
+def _restore_random(random: Mapping[str, Any] | None, args: Namespace, state: TrainState, folder: Path) -> None:
+    if random is None:
+        logger.warning(
+            "%s was written by other ranks: random numbers (dropout) go on from --seed and the step instead", folder
+        )
+        rng.reseed(args.seed, state.iteration)
+        return
+    try:
+        rng.restore(random)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RuntimeError) as error:
+        raise DamagedCheckpoint(
+            f"{folder}: the state of random numbers cannot be used ({type(error).__name__}: {error}); give "
+            "--no-load-rng"
+        ) from error
+
+
+def _values(saved: Any) -> dict[str, Any]:
+    """Entries of a state that may hold tensors of one element."""
+    if not isinstance(saved, Mapping):
+        raise DamagedCheckpoint(f"the schedule's state is a {type(saved).__name__}")
+    return {name: value.view().item() if isinstance(value, StoredTensor) else value for name, value in saved.items()}
+
+
+def _report(chosen: Chosen, state: TrainState) -> None:
+    if state.iteration:
+        logger.info(
+            "Resumed from %s after step %d (%d samples)", chosen.folder, state.iteration, state.consumed_train_samples
+        )
+    else:
+        logger.info("Took the weights of %s; training starts at step 0", chosen.folder)
