@@ -50,10 +50,13 @@ def initialize(args: Namespace) -> None:
 def shutdown() -> None:
     """Undo `initialize`, so that another run may start in this process."""
     from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
     from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
     from megatron.core.tensor_parallel import random as megatron_random
 
     destroy_num_microbatches_calculator()
+    # It remembers results by module, and a module refers to its process groups.
+    RotaryEmbedding.forward.cache_clear()
     parallel_state.destroy_model_parallel()
     megatron_random.initialize_rng_tracker(force_reset=True)
     logging.getLogger(_RNG_LOGGER).removeFilter(_is_no_repeated_warning)

@@ -12,6 +12,7 @@ kills the pool: the error then holds the Python stack of every rank, and the nex
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -81,6 +82,10 @@ def _run_row(row: Row, rank: int) -> Any:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # Each group has threads of its own, which end with the last reference to it; models and their hooks refer to
+        # groups and to one another in circles.
+        if "megatron.core" in sys.modules:
+            gc.collect()
         os.environ.clear()
         os.environ.update(before)
 
