@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from mindspeed_llm.features_manager.manager import FeaturesManager
 from mindspeed_llm.platform import cuda_names
 from tests.support.megatron_args import megatron_args
 from tests.tasks.models.families import labels_of
+from tests.tasks.models.mutants import MUTANTS
 
 
 @contextlib.contextmanager
@@ -84,23 +86,23 @@ def run_schedule(
     documents: Tensor | None = None,
     labels: Tensor | None = None,
 ) -> list[Any]:
-    """Run megatron-core's schedule over the samples, one of them in a micro batch.
+    """Run megatron-core's schedule over the samples, in micro batches of `args.micro_batch_size`.
 
     Returns:
-        on the last stage one element for each sample: without labels its logits [1, S, V of this rank]; with them its
-        summed loss. The latter also runs the backward pass.
+        on the last stage one element for each micro batch: without labels its logits [B, S, V of this rank]; with them
+        its summed loss. The latter also runs the backward pass.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    count, length = ids.shape
+    micro, length = args.micro_batch_size, ids.shape[1]
     batches = [
         {
-            "input_ids": ids[row : row + 1],
+            "input_ids": ids[rows],
             "position_ids": torch.arange(length)[None],
-            "attention_mask": None if documents is None else documents[row : row + 1],
-            "labels": None if labels is None else labels[row : row + 1],
+            "attention_mask": None if documents is None else documents[rows],
+            "labels": None if labels is None else labels[rows],
         }
-        for row in range(count)
+        for rows in (slice(start, start + micro) for start in range(0, len(ids), micro))
     ]
 
     def forward_step(batch_iterator: Iterator[dict[str, Any]], model: nn.Module) -> tuple[Tensor, Any]:
@@ -117,9 +119,9 @@ def run_schedule(
         forward_step_func=forward_step,
         data_iterator=iterators if len(chunks) > 1 else iterators[0],
         model=list(chunks),
-        num_microbatches=count,
+        num_microbatches=len(batches),
         seq_length=length,
-        micro_batch_size=1,
+        micro_batch_size=micro,
         forward_only=labels is None,
         collect_non_loss_data=labels is None,
     )
@@ -134,37 +136,66 @@ def own_part(whole: Tensor, width: int) -> Tensor:
     return torch.cat((whole, padding), dim=-1)[..., rank * width : (rank + 1) * width]
 
 
-def distance(found: Sequence[Tensor], whole: Tensor) -> float:
-    """The greatest difference between this rank's logits and the reference's, in its standard deviations."""
-    logits = torch.cat(list(found))
-    expected = own_part(whole, logits.shape[-1])
-    real = expected.isfinite()
-    assert torch.equal(logits.isfinite(), real), "padding of the vocabulary must be minus infinity, and nothing else"
-    return float((logits - expected)[real].abs().max() / whole.std()) if real.any() else 0.0
-
-
-def compare(*, folder: str, gradients: bool = True, **values: Any) -> dict[str, Any]:
+def compare(
+    *,
+    folder: str,
+    gradients: str | None = "gradients",
+    checkpoint: str | None = None,
+    mutant: str | None = None,
+    **values: Any,
+) -> dict[str, Any]:
     """Logits and gradients of the model in `folder` against the reference beside it.
 
+    Args:
+        gradients: the directory in `folder` that has the reference's gradients; None: they are not compared.
+        checkpoint: a Megatron checkpoint that the weights come from; None: from `folder`.
+        mutant: a deliberate fault, see `mutants`.
+
     Returns:
-        `logits`: see `distance`, 0 on other stages than the last; `gradients`: for each parameter of this rank the norm
-        of the difference relative to the reference's norm.
+        `logits`: the greatest difference in standard deviations of the reference, and `padding`: whether the logits of
+        padding are all minus infinity and no others are, on ranks of the last stage; `gradients`: for each parameter of
+        this rank the norm of the difference relative to the norm of the reference.
     """
     path = Path(folder)
     args = megatron_args(path, world_size=dist.get_world_size(), **values)
-    with session(args):
+    with session(args), MUTANTS[mutant]() if mutant else contextlib.nullcontext():
         reference = torch.load(path / "reference.pt")
-        chunks = loaded(args, path)
+        chunks = loaded(args, path) if checkpoint is None else loaded_from_files(args, Path(checkpoint))
         for chunk in chunks:
             chunk.eval()
-        outputs = run_schedule(chunks, args, reference["ids"])
-        found: dict[str, Any] = {"logits": distance(outputs, reference["logits"]) if outputs else 0.0}
+        found: dict[str, Any] = {}
+        if outputs := run_schedule(chunks, args, reference["ids"]):
+            logits, whole = torch.cat(outputs), reference["logits"]
+            expected = own_part(whole, logits.shape[-1])
+            real = expected.isfinite()
+            found["logits"] = float(((logits - expected)[real].abs().max() if real.any() else 0.0) / whole.std())
+            found["padding"] = torch.equal(logits.isfinite(), real)
         if gradients:
-            found["gradients"] = _gradient_errors(chunks, args, path, reference["ids"])
+            found["gradients"] = _gradient_errors(chunks, args, path / gradients, reference["ids"])
         return found
 
 
-def _gradient_errors(chunks: Sequence[nn.Module], args: Namespace, path: Path, ids: Tensor) -> dict[str, float]:
+def loaded_from_files(args: Namespace, folder: Path) -> list[nn.Module]:
+    """The chunks of this rank, filled by `load_state_dict` from this rank's file of a Megatron checkpoint."""
+    from megatron.core import parallel_state
+
+    from mindspeed_llm.tasks.checkpoint.layout import Rank
+    from mindspeed_llm.tasks.models.hf_weights import topology_of
+
+    rank = Rank(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        ep=parallel_state.get_expert_model_parallel_rank(),
+    )
+    [file] = folder.glob(f"*/{rank.folder(topology_of(args))}/model_optim_rng.pt")
+    content = torch.load(file, weights_only=False)
+    chunks = build(args)
+    for index, chunk in enumerate(chunks):
+        chunk.load_state_dict(content["model" if len(chunks) == 1 else f"model{index}"], strict=True)
+    return chunks
+
+
+def _gradient_errors(chunks: Sequence[nn.Module], args: Namespace, right: Path, ids: Tensor) -> dict[str, float]:
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
@@ -175,15 +206,197 @@ def _gradient_errors(chunks: Sequence[nn.Module], args: Namespace, path: Path, i
     for chunk in wrapped:
         chunk.train()
         chunk.zero_grad_buffer()
-    # Each data-parallel rank has samples of its own.
+    # Micro batches are dealt out to data-parallel ranks in turns.
     size, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-    mine = ids[rank::size]
-    run_schedule(wrapped, args, mine, labels=labels_of(ids)[rank::size])
+    mine, labels = (torch.cat(whole.split(args.micro_batch_size)[rank::size]) for whole in (ids, labels_of(ids)))
+    run_schedule(wrapped, args, mine, labels=labels)
     errors = {}
-    for index, (chunk, expected) in enumerate(zip(chunks, loaded(args, path / "gradients"), strict=True)):
+    for index, (chunk, expected) in enumerate(zip(chunks, loaded(args, right), strict=True)):
         of_reference = dict(expected.named_parameters())
         for name, parameter in chunk.named_parameters():
-            right = of_reference[name].detach()
-            difference = (parameter.main_grad - right).norm()
-            errors[f"{index}/{name}"] = float(difference / right.norm()) if right.norm() else float(difference)
+            gradient = of_reference[name].detach()
+            difference = (parameter.main_grad - gradient).norm()
+            errors[f"{index}/{name}"] = float(difference / gradient.norm()) if gradient.norm() else float(difference)
     return errors
+
+
+def routing(*, folder: str, **values: Any) -> list[Any]:
+    """The weights [tokens, experts] that each router of the model gives, for the samples in order."""
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    args = megatron_args(Path(folder), world_size=dist.get_world_size(), **values)
+    with session(args):
+        chunks = loaded(args, Path(folder))
+        found: dict[str, list[Tensor]] = {}
+        for chunk in chunks:
+            chunk.eval()
+            for name, module in chunk.named_modules():
+                if isinstance(module, TopKRouter):
+                    kept = found.setdefault(name, [])
+                    module.register_forward_hook(
+                        lambda module, inputs, output, kept=kept: kept.append((output[0] * output[1]).detach())
+                    )
+        run_schedule(chunks, args, torch.load(Path(folder) / "reference.pt")["ids"])
+        return [torch.cat(kept).numpy() for kept in found.values()]
+
+
+def sigmoid_routing(*, folder: str, logits: Any, bias: Any, **values: Any) -> Any:
+    """The weights [tokens, experts] that the first layer's router gives for these logits and this bias."""
+    args = megatron_args(Path(folder), **values)
+    with session(args):
+        [chunk] = build(args)
+        router = chunk.decoder.layers[0].mlp.router
+        router.expert_bias.copy_(torch.from_numpy(bias))
+        probabilities, chosen = router.eval().routing(torch.from_numpy(logits)[:, None])
+        return (probabilities * chosen).detach().numpy()
+
+
+def updated_bias(*, folder: str, **values: Any) -> list[tuple[int, list[float], list[float], str]]:
+    """After one step of training: for each layer of this rank its number, the tokens of each expert in the step over
+    all ranks, the bias of the router, and its dtype.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.transformer.module import Float16Module
+
+    path = Path(folder)
+    args = megatron_args(path, world_size=dist.get_world_size(), **values)
+    with session(args):
+        chunks = build(args)
+        config = chunks[0].config
+        config.finalize_model_grads_func = finalize_model_grads
+        inner = [Float16Module(config, chunk) for chunk in chunks] if args.bf16 else chunks
+        wrapped = [
+            DistributedDataParallel(config=config, ddp_config=DistributedDataParallelConfig(), module=chunk)
+            for chunk in inner
+        ]
+        loads: dict[int, Tensor] = {}
+        layers = [layer for chunk in chunks for layer in chunk.decoder.layers]
+        for layer in layers:
+            layer.mlp.router.register_forward_hook(
+                lambda module, inputs, output, number=layer.layer_number: loads.update(
+                    {number: loads.get(number, 0) + output[1].sum(0)}
+                )
+            )
+        ids = torch.load(path / "reference.pt")["ids"]
+        size, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+        run_schedule(wrapped, args, ids[rank::size], labels=labels_of(ids)[rank::size])
+        group = parallel_state.get_tensor_and_data_parallel_group()
+        found = []
+        for layer in layers:
+            load = loads[layer.layer_number].clone()
+            dist.all_reduce(load, group=group)
+            bias = layer.mlp.router.expert_bias
+            found.append((layer.layer_number, load.tolist(), bias.tolist(), str(bias.dtype)))
+        return found
+
+
+def gating(*, router_dtype: str | None) -> dict[str, float]:
+    """The router's linear layer against torch's, values and gradients: the greatest differences."""
+    from mindspeed_llm.core.moe.router_gating import router_gating_linear
+
+    errors = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        wide = {None: dtype, "fp32": torch.float32, "fp64": torch.float64}[router_dtype]
+        generator = torch.Generator().manual_seed(1)
+        tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in ((5, 3, 8), (6, 8), (6,))]
+        for with_bias in (False, True):
+            outcomes = []
+            for function in (router_gating_linear, _plain_gating):
+                tokens, weight, bias = (tensor.clone().requires_grad_() for tensor in tensors)
+                used = [tokens, weight, *([bias] if with_bias else [])]
+                output = function(tokens, weight, bias if with_bias else None, wide)
+                assert output.dtype == wide
+                gradients = torch.autograd.grad(output.cos().sum(), used)
+                outcomes.append((output, *gradients))
+            for mine, right in zip(*outcomes, strict=True):
+                name = f"{dtype} {with_bias} {tuple(right.shape)}"
+                errors[name] = float((mine - right).abs().max())
+    return errors
+
+
+def _plain_gating(tokens: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return nn.functional.linear(tokens.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def switched(*, folder: str, switches: dict[str, Any], **values: Any) -> dict[str, Any]:
+    """The model with and without these arguments: how often each operator of `platform` is called with them, and the
+    greatest difference of the logits and of the gradients, in standard deviations and norms as in `compare`.
+    """
+    from mindspeed_llm.platform.operators import dispatch
+
+    path = Path(folder)
+    calls = dict.fromkeys(("attention", "rms_norm", "rotary", "rotate", "swiglu"), 0)
+
+    def counted(name: str, operator: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return operator(*arguments, **options)
+
+        return call
+
+    outcomes = []
+    with contextlib.ExitStack() as stack:
+        for name in calls:
+            stack.enter_context(mock.patch.object(dispatch, name, counted(name, getattr(dispatch, name))))
+        for chosen in ({}, switches):
+            args = megatron_args(path, **values, **chosen)
+            with session(args):
+                before = dict(calls)
+                [chunk] = loaded(args, path)
+                ids = torch.load(path / "reference.pt")["ids"]
+                logits = torch.cat(run_schedule([chunk], args, ids))[..., : args.vocab_size]
+                run_schedule([chunk.train()], args, ids, labels=labels_of(ids))
+                outcomes.append((logits, {name: p.grad.clone() for name, p in chunk.named_parameters()}))
+            if not chosen:
+                assert calls == before, "operators are called without switches"
+    (logits, gradients), (other_logits, other_gradients) = outcomes
+    return {
+        "calls": calls,
+        "logits": float((logits - other_logits).abs().max() / logits.std()),
+        "gradients": max(
+            float((gradient - other_gradients[name]).norm() / gradient.norm())
+            for name, gradient in gradients.items()
+            if gradient.norm()
+        ),
+    }
+
+
+def documents(
+    *, folder: str, lengths: Sequence[Sequence[int]], told: bool = True, **values: Any
+) -> dict[str, Any] | None:
+    """Packed samples: of each one the lengths of its documents, in order.
+
+    Args:
+        told: whether the model is told the documents.
+
+    Returns:
+        on the last stage `logits` of this rank [samples, S, V of this rank]; and `moved`: for each document (sample,
+        number) that gets other tokens, whether logits of each document changed.
+    """
+    path = Path(folder)
+    args = megatron_args(path, world_size=dist.get_world_size(), global_batch_size=len(lengths), **values)
+    numbers = torch.stack([torch.arange(len(each)).repeat_interleave(torch.tensor(each)) for each in lengths])
+    with session(args):
+        chunks = loaded(args, path)
+        for chunk in chunks:
+            # As in training, where recomputation happens; there is no dropout.
+            chunk.train()
+        ids = torch.load(path / "reference.pt")["ids"][: len(lengths)]
+
+        def logits_of(ids: Tensor) -> Tensor | None:
+            outputs = run_schedule(chunks, args, ids, documents=numbers if told else None)
+            return torch.cat(outputs) if outputs else None
+
+        whole, moved = logits_of(ids), {}
+        places = {(sample, n): numbers[sample] == n for sample, each in enumerate(lengths) for n in range(len(each))}
+        for changed, place in places.items():
+            other = ids.clone()
+            other[changed[0], place] = (other[changed[0], place] + 101) % args.vocab_size
+            logits = logits_of(other)
+            if logits is not None:
+                moved[changed] = {
+                    document: not torch.equal(logits[document[0], at], whole[document[0], at])
+                    for document, at in places.items()
+                }
+        return None if whole is None else {"logits": whole.numpy(), "moved": moved}
