@@ -24,7 +24,7 @@ from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.platform.profiling import Profiler
 from mindspeed_llm.termination import TerminationSignal
 from mindspeed_llm.training.moe_losses import MoeLosses
-from mindspeed_llm.training.setup import TrainingModel, complete_weights
+from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
 from mindspeed_llm.training.train_step import Batch, StepResult, TrainStep
 
@@ -104,8 +104,7 @@ class TrainLoop:
                 reason = self._why_stop(termination.received)
                 due = args.save_interval and state.iteration % args.save_interval == 0
                 if self._save is not None and (due or is_last or reason):
-                    with complete_weights(self._model):
-                        self._save(state)
+                    self._save(state)
                 # Evaluating and saving are no part of a step's time.
                 self._interval.started += time.monotonic() - before
                 if reason and not is_last:
