@@ -85,6 +85,8 @@ def _run_row(row: Row, rank: int) -> Any:
         # Each group has threads of its own, which end with the last reference to it; models and their hooks refer to
         # groups and to one another in circles.
         if "megatron.core" in sys.modules:
+            rotary = sys.modules["megatron.core.models.common.embeddings.rotary_pos_embedding"]
+            rotary.RotaryEmbedding.forward.cache_clear()  # which remembers modules, too
             gc.collect()
         os.environ.clear()
         os.environ.update(before)
