@@ -103,24 +103,27 @@ def gather_parameters(part: DistributedOptimizer) -> ByParameter | None:
 
 
 def room_for_parameters(part: DistributedOptimizer) -> ByParameter:
-    """Tensors for `fill_shards`, to be filled first."""
+    """Tensors for `fill_shards`, to be filled first. Shards of fp32 parameters are parts of the model itself."""
     return {
-        parameter: {name: torch.zeros(parameter.shape, dtype=torch.float32, device="cpu") for name in KEYS}
+        parameter: {
+            name: torch.zeros(parameter.shape, dtype=torch.float32, device="cpu")
+            for name in (MOMENTS if parameter.dtype == torch.float32 else KEYS)
+        }
         for buffer in part.buffers
         for parameter in buffer.param_index_map
     }
 
 
 def fill_shards(part: DistributedOptimizer, whole: Mapping[nn.Parameter, Mapping[str, Tensor]]) -> None:
-    """Copy this rank's shards out of whole parameters and moments."""
+    """Copy this rank's shards out of whole parameters and moments, as `room_for_parameters` has them."""
     with torch.no_grad():
         for ranges in part.gbuf_ranges:
             for of_buckets in ranges.values():
                 for bucket_range in of_buckets:
                     for parameter, where in bucket_range["param_map"].items():
                         place, states = where["param"], _states(part, parameter)
-                        for name in KEYS:
-                            states[name].copy_(whole[parameter][name].reshape(-1)[place.start : place.end])
+                        for name, values in whole[parameter].items():
+                            states[name].copy_(values.reshape(-1)[place.start : place.end])
 
 
 def _states(part: DistributedOptimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

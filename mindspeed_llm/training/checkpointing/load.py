@@ -22,7 +22,7 @@ from mindspeed_llm.training.checkpointing import (
     rank_files,
     rng,
     scheduler_state,
-    sharded,
+    sharded_reading,
 )
 from mindspeed_llm.training.checkpointing.choose import Chosen, choose
 from mindspeed_llm.training.checkpointing.layout import TORCH
@@ -70,7 +70,7 @@ def _read(chosen: Chosen, args: Namespace) -> Mapping[str, Any]:
         first = rank_files.read_torch_file(any_file[0]) if any_file else {}
         saved = contents.arguments_of(first) if isinstance(first, Mapping) else {}
     else:
-        content = sharded.read_content(chosen.folder)
+        content = sharded_reading.read_content(chosen.folder)
         saved = contents.arguments_of(content)
     if notice := check_structure(saved, args, chosen.folder):
         logger.warning(notice)
@@ -90,7 +90,7 @@ def _load(
     def prepare() -> tuple[contents.Wanted, TrainState]:
         want = contents.wanted(args, content, folder, is_release=chosen.iteration is None)
         state = contents.train_state(content, args, folder) if want.position else TrainState()
-        if want.optimizer:
+        if want.optimizer and chosen.ckpt_format == TORCH:
             _check_optimizer(content, model, folder)
         return want, state
 
@@ -106,7 +106,7 @@ def _load(
             rank_files.load_optimizer(content, folder, args, model, storage)
         random = rank_files.random_state(content, want)
     else:
-        random = sharded.load(folder, content, model, storage, optimizer=want.optimizer, random=want.rng)
+        random = sharded_reading.load(folder, model, storage, optimizer=want.optimizer, random=want.rng)
 
     def finish() -> None:
         if want.optimizer:
@@ -140,7 +140,7 @@ def _check_optimizer(content: Mapping[str, Any], model: TrainingModel, folder: P
 
 def _restore_random(random: Mapping[str, Any] | None, args: Namespace, state: TrainState, folder: Path) -> None:
     if random is None:
-        logger.warning(
+        logger.info(
             "%s was written by other ranks: random numbers (dropout) go on from --seed and the step instead", folder
         )
         rng.reseed(args.seed, state.iteration)

@@ -35,7 +35,7 @@ def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
 
 def kind(optimizer: MegatronOptimizer) -> str:
     """What the state of an optimizer looks like, for messages and for comparison."""
-    return "+".join(type(part).__name__ for part in parts(optimizer))
+    return "+".join(sorted({type(part).__name__ for part in parts(optimizer)}))
 
 
 def parameters(part: MegatronOptimizer) -> list[Tensor]:

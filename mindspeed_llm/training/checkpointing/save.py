@@ -21,7 +21,7 @@ from mindspeed_llm.files import TEMPORARY_SUFFIX, sync_folder
 from mindspeed_llm.locks import FileLock, LockIsHeld
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
-from mindspeed_llm.training.checkpointing import optimizer_state, publishing, rank_files, sharded
+from mindspeed_llm.training.checkpointing import optimizer_state, publishing, rank_files, sharded_writing
 from mindspeed_llm.training.checkpointing.content import common_content
 from mindspeed_llm.training.checkpointing.layout import TORCH_DIST, iteration_name
 from mindspeed_llm.training.checkpointing.manifest import Manifest, write_manifest
@@ -59,7 +59,7 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
                 optimizer_kind=optimizer_state.kind(model.optimizer),
                 steps=optimizer_state.steps_done(model.optimizer),
             )
-            write = sharded.write if args.ckpt_format == TORCH_DIST else rank_files.write
+            write = sharded_writing.write if args.ckpt_format == TORCH_DIST else rank_files.write
             everyone = storage.gather(write(temporary, args, model, common, storage))
             storage.leaders_only(
                 f"publishing {final}", lambda: _publish(args, state, temporary, _files_here(everyone, storage))
