@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import logging
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,14 +23,20 @@ from tests.support.megatron_args import megatron_args
 from tests.tasks.models.families import labels_of
 from tests.tasks.models.mutants import MUTANTS
 
+_built: list[nn.Module] = []
+"""The chunks of the row that runs."""
+
 
 @contextlib.contextmanager
 def session(args: Namespace) -> Iterator[None]:
     """Everything that models need of megatron-core in this process, undone at the end."""
     cuda_names.install()
     from megatron.core import parallel_state
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
+    logging.getLogger(random.__name__).addFilter(_is_no_false_alarm)
     manager = FeaturesManager(FEATURES)
     try:
         parallel_state.initialize_model_parallel(
@@ -46,7 +55,44 @@ def session(args: Namespace) -> Iterator[None]:
     finally:
         parallel_state.destroy_model_parallel()
         random.initialize_rng_tracker(force_reset=True)
+        forget_graphs(_built)
+        _built.clear()
+        # Both hold process groups, and with them threads.
+        get_moe_layer_wise_logging_tracker().clear()
+        RotaryEmbedding.forward.cache_clear()
+        logging.getLogger(random.__name__).removeFilter(_is_no_false_alarm)
         cuda_names.uninstall()
+
+
+def _is_no_false_alarm(record: logging.LogRecord) -> bool:
+    # There is one generator here, and a context of the device's is for drawing from it.
+    return "CPU RNG state changed" not in record.getMessage()
+
+
+def forget_graphs(chunks: Sequence[nn.Module]) -> None:
+    """Let go of what the dispatchers of experts keep of the last forward pass: its graph leads back to the model, by a
+    way that Python's garbage collection does not see.
+    """
+    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
+
+    for module in (module for chunk in chunks for module in chunk.modules()):
+        for dispatcher in (held for held in vars(module).values() if isinstance(held, MoETokenDispatcher)):
+            for name, value in vars(dispatcher).items():
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    setattr(dispatcher, name, None)
+
+
+def row(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A row that leaves no models behind: their process groups have threads, which go with the garbage."""
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> Any:
+        try:
+            return function(**arguments)
+        finally:
+            gc.collect()
+
+    return run
 
 
 def build(args: Namespace) -> list[nn.Module]:
@@ -66,6 +112,7 @@ def build(args: Namespace) -> list[nn.Module]:
             for end in (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
         ]
         chunks.append(build_model(args, config, pre_process=ends[0], post_process=ends[1], vp_stage=vp_stage))
+    _built.extend(chunks)
     return chunks
 
 
@@ -136,6 +183,7 @@ def own_part(whole: Tensor, width: int) -> Tensor:
     return torch.cat((whole, padding), dim=-1)[..., rank * width : (rank + 1) * width]
 
 
+@row
 def compare(
     *,
     folder: str,
@@ -220,6 +268,7 @@ def _gradient_errors(chunks: Sequence[nn.Module], args: Namespace, right: Path, 
     return errors
 
 
+@row
 def routing(*, folder: str, **values: Any) -> list[Any]:
     """The weights [tokens, experts] that each router of the model gives, for the samples in order."""
     from megatron.core.transformer.moe.router import TopKRouter
@@ -240,6 +289,7 @@ def routing(*, folder: str, **values: Any) -> list[Any]:
         return [torch.cat(kept).numpy() for kept in found.values()]
 
 
+@row
 def sigmoid_routing(*, folder: str, logits: Any, bias: Any, **values: Any) -> Any:
     """The weights [tokens, experts] that the first layer's router gives for these logits and this bias."""
     args = megatron_args(Path(folder), **values)
@@ -251,6 +301,7 @@ def sigmoid_routing(*, folder: str, logits: Any, bias: Any, **values: Any) -> An
         return (probabilities * chosen).detach().numpy()
 
 
+@row
 def updated_bias(*, folder: str, **values: Any) -> list[tuple[int, list[float], list[float], str]]:
     """After one step of training: for each layer of this rank its number, the tokens of each expert in the step over
     all ranks, the bias of the router, and its dtype.
@@ -319,6 +370,7 @@ def _plain_gating(tokens: Tensor, weight: Tensor, bias: Tensor | None, dtype: to
     return nn.functional.linear(tokens.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
+@row
 def switched(*, folder: str, switches: dict[str, Any], **values: Any) -> dict[str, Any]:
     """The model with and without these arguments: how often each operator of `platform` is called with them, and the
     greatest difference of the logits and of the gradients, in standard deviations and norms as in `compare`.
@@ -362,6 +414,7 @@ def switched(*, folder: str, switches: dict[str, Any], **values: Any) -> dict[st
     }
 
 
+@row
 def documents(
     *, folder: str, lengths: Sequence[Sequence[int]], told: bool = True, **values: Any
 ) -> dict[str, Any] | None:
@@ -400,3 +453,53 @@ def documents(
                     for document, at in places.items()
                 }
         return None if whole is None else {"logits": whole.numpy(), "moved": moved}
+
+
+@row
+def load_with(
+    *, folder: str, split: dict[str, Any], changes: dict[str, Any], weights: str | None = None
+) -> dict[str, Any]:
+    """Load weights into a model that some arguments were changed for.
+
+    Args:
+        folder: whose structure the run has.
+        split: arguments to begin with.
+        changes: arguments that are changed after all checks.
+        weights: where the weights come from, unless from `folder`.
+
+    Returns:
+        `warnings`; `expert_bytes`, how much of routed experts' tensors was read; `dtypes` of the parameters;
+        `embedding`, this rank's, in fp32 (None on stages without).
+    """
+    from mindspeed_llm.tasks.checkpoint import sources
+    from mindspeed_llm.tasks.models.hf_weights import load_hf_weights
+
+    args = megatron_args(Path(folder), world_size=dist.get_world_size(), **split)
+    vars(args).update(changes)
+    read = 0
+    original = sources.HfSource.read
+
+    def counted(self: Any, name: str, box: Any) -> Iterator[Any]:
+        nonlocal read
+        for place, values in original(self, name, box):
+            read += values.nbytes if "experts" in name else 0
+            yield place, values
+
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("mindspeed_llm")
+    logger.addHandler(handler)
+    try:
+        with session(args), mock.patch.object(sources.HfSource, "read", counted):
+            chunks = build(args)
+            load_hf_weights(chunks, Path(weights or folder), args)
+            embedding = getattr(chunks[0], "embedding", None)
+            return {
+                "warnings": messages,
+                "expert_bytes": read,
+                "dtypes": {str(parameter.dtype) for chunk in chunks for parameter in chunk.parameters()},
+                "embedding": embedding and embedding.word_embeddings.weight.detach().float().numpy(),
+            }
+    finally:
+        logger.removeHandler(handler)
