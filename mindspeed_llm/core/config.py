@@ -20,6 +20,8 @@ class LlmConfig(TransformerConfig):
     """Norms by the device's fused kernel."""
     fused_swiglu: bool = False
     """The activation of gated MLPs by the device's fused kernel."""
+    overlapped_linear_chunks: int = 1
+    """Chunks in which linear layers of tensor parallelism are computed and sent; 1: megatron-core's own layers."""
     rope_scaling: dict[str, Any] | None = None
     """How rotary positions are stretched, in the words of transformers: `rope_type`, `factor`, ..."""
     noop_layers: tuple[int, ...] = ()
