@@ -17,6 +17,7 @@ from megatron.core.transformer.module import Float16Module
 from torch import nn
 
 from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.shared_master import share_masters
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.tasks.models.config import transformer_config
 from mindspeed_llm.tasks.models.hf_weights import load_hf_weights
@@ -94,6 +95,8 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
         for index, module in enumerate(wrapped)
     ]
     optimizer = get_megatron_optimizer(_optimizer_config(args), chunks)
+    if args.reuse_fp32_param:
+        share_masters(optimizer)
     _connect(config, args, chunks, optimizer)
     return TrainingModel(config=config, chunks=chunks, optimizer=optimizer, scheduler=_scheduler(args, optimizer))
 

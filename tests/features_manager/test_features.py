@@ -19,6 +19,7 @@ from tests.features_manager.command import arguments
 from tests.features_manager.toy_features import differences, picture
 
 _PARTS = "--recompute-granularity full --recompute-method block --recompute-num-layers 1"
+_TP2 = "--tensor-model-parallel-size 2 --num-attention-heads 4"
 _EXPERTS = "--num-experts 4 --moe-ffn-hidden-size 16 --disable-bias-linear --swiglu"
 
 # Feature -> (flags that turn it on, ranks). Without flags: it is always on.
@@ -28,12 +29,14 @@ _ON: dict[str, tuple[str, int]] = {
     "fused_rmsnorm": ("--use-fused-rmsnorm --normalization RMSNorm", 1),
     "fused_swiglu": ("--use-fused-swiglu --swiglu", 1),
     "fused_rotary": ("--use-fused-rotary-pos-emb --position-embedding-type rope", 1),
+    "overlapped_linears": (f"--use-ascend-coc --coc-parallel-num 2 {_TP2}", 2),
     "num_layer_list": ("--pipeline-model-parallel-size 2 --num-layer-list 3,1", 2),
     "noop_layers": ("--noop-layers 0", 1),
     "selective_recompute": ("--recompute-granularity selective", 1),
     "recompute_norm": ("--recompute-norm", 1),
     "recompute_activation_function": ("--recompute-activation-function", 1),
     "recompute_layers_per_stage": (f"--enable-recompute-layers-per-pp-rank {_PARTS}", 1),
+    "reuse_fp32_param": ("--reuse-fp32-param --bf16", 1),
     "deterministic_mode": ("--deterministic-mode", 1),
     "profiling": ("--profile", 1),
 }
@@ -71,7 +74,7 @@ def test_all_features_go_together() -> None:
     excluded = {"num_layer_list", "recompute_layers_per_stage"}
     flags = " ".join(flags for name, (flags, _) in _ON.items() if name not in excluded)
     manager, before = FeaturesManager(FEATURES), picture()
-    args = arguments(flags, manager=manager)
+    args = arguments(flags, world_size=2, manager=manager)
     manager.apply(args)
     found = {patch.feature for patch in manager.applied()}
     manager.undo()
@@ -99,6 +102,31 @@ def test_settings_of_recomputation() -> None:
         "selective",
         ["layernorm", "moe_act"],
     )
+
+
+def test_linear_layers_are_in_chunks_where_there_is_something_to_overlap() -> None:
+    from mindspeed_llm.core import overlapped_linears
+    from mindspeed_llm.tasks.models.config import transformer_config
+    from mindspeed_llm.tasks.models.layer_specs import linears_of
+
+    def layers(flags: str) -> tuple[tuple[type, type], list[str]]:
+        args = arguments(flags, world_size=2)
+        idle = [notice for notice in args.notices if notice.startswith("--use-ascend-coc has no effect")]
+        return linears_of(transformer_config(args)), idle
+
+    chunks = (overlapped_linears.OverlappedColumnLinear, overlapped_linears.OverlappedRowLinear)
+    assert layers(f"--use-ascend-coc --coc-parallel-num 4 {_TP2}") == (chunks, [])
+    assert layers(f"--use-ascend-coc --coc-parallel-num 4 --coc-mode 2 {_TP2}") == (chunks, [])
+    for flags in ("", "--use-ascend-coc", *(f"--use-ascend-coc --coc-parallel-num 4 --coc-mode {m}" for m in (0, 1))):
+        found, idle = layers(f"{flags} {_TP2}")
+        assert set(found).isdisjoint(chunks) and bool(idle) == bool(flags)
+    # Nothing is sent: the layers pass their work on to megatron-core's.
+    assert layers("--use-ascend-coc --coc-parallel-num 4")[1]
+
+
+def test_the_fused_kernel_of_chunks_is_named_as_without_effect() -> None:
+    notices = arguments(f"--use-ascend-coc --coc-parallel-num 2 --coc-fused-kernel {_TP2}", world_size=2).notices
+    assert any(notice.startswith("--coc-fused-kernel has no effect") for notice in notices)
 
 
 def test_experts_are_counted_without_noop_layers() -> None:
@@ -129,6 +157,8 @@ def test_other_names_of_deterministic_mode(flag: str) -> None:
             1,
             ("--recompute-activation-function", "--recompute-modules mlp"),
         ),
+        ("--reuse-fp32-param", 1, ("--reuse-fp32-param", "--bf16", "have no master")),
+        ("--reuse-fp32-param --fp16", 1, ("--reuse-fp32-param", "--bf16", "--fp16")),
         ("--enable-recompute-layers-per-pp-rank", 1, ("--enable-recompute-layers-per-pp-rank", "block", "None")),
         (
             "--enable-recompute-layers-per-pp-rank --recompute-granularity full --recompute-method uniform "

@@ -10,6 +10,8 @@ from unittest import mock
 
 import torch
 
+from tests.core.overlapped_mutants import chunk_after_chunk
+
 
 @contextlib.contextmanager
 def mean_of_means() -> Iterator[None]:
@@ -84,5 +86,6 @@ MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
         embedding_not_summed,
         no_data_parallel_sum,
         batched_messages,
+        chunk_after_chunk,
     )
 }

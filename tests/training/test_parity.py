@@ -27,6 +27,7 @@ TP, PP, VPP, EP, ETP = (
     "--expert-tensor-parallel-size",
 )
 OVERLAPS = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+CHUNKS = ["--use-ascend-coc", "--coc-parallel-num"]
 ALLTOALL = ["--moe-token-dispatcher-type", "alltoall"]
 # (toy, ranks, flags)
 ROWS: list[tuple[str, int, list[str]]] = [
@@ -48,6 +49,9 @@ ROWS: list[tuple[str, int, list[str]]] = [
     ("llama", 2, [PP, "2", "--num-layer-list", "3,1"]),
     ("qwen3", 1, ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]),
     ("llama", 2, [TP, "2", "--recompute-granularity", "selective"]),
+    ("llama", 2, [TP, "2", *CHUNKS, "2"]),
+    ("qwen3", 2, [TP, "2", "--sequence-parallel", *CHUNKS, "4", "--recompute-activation-function"]),
+    ("qwen3_moe", 4, [EP, "2", TP, "2", ETP, "2", "--sequence-parallel", *CHUNKS, "8", *ALLTOALL]),
     ("llama", 1, ["--micro-batch-size", "1"]),
     ("llama", 1, ["--micro-batch-size", "8"]),
 ]
@@ -112,6 +116,7 @@ def test_noop_layers_change_nothing(rank_pool: RankPool, cases: Any) -> None:
         ("embedding_not_summed", "llama_tied", 2, [PP, "2"]),
         ("no_data_parallel_sum", "llama", 2, []),
         ("batched_messages", "qwen3", 2, [PP, "2", VPP, "1"]),
+        ("chunk_after_chunk", "qwen3", 2, [TP, "2", "--sequence-parallel", *CHUNKS, "2"]),
     ],
 )
 def test_mutants_are_caught(

@@ -76,6 +76,7 @@ def transformer_config(args: Namespace) -> LlmConfig:
         flash_attention=args.use_flash_attn,
         fused_rmsnorm=args.use_fused_rmsnorm,
         fused_swiglu=args.use_fused_swiglu,
+        overlapped_linear_chunks=args.coc_parallel_num if args.use_ascend_coc and args.coc_mode in (-1, 2) else 1,
         rope_scaling=_rope_scaling(args),
         noop_layers=layer_layout.noop_layers(args),
     )

@@ -1,4 +1,4 @@
-"""The layers of a decoder as megatron-core's specs, made of its own parallel linears and the modules of `core`."""
+"""The layers of a decoder as megatron-core's specs, made of its parallel linears and the modules of `core`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mindspeed_llm.core.moe.grouped_experts import GroupedExperts
 from mindspeed_llm.core.moe.router import Router
 from mindspeed_llm.core.moe.sequential_experts import SequentialExperts
 from mindspeed_llm.core.norm import LayerNorm, RMSNorm
+from mindspeed_llm.core.overlapped_linears import OverlappedColumnLinear, OverlappedRowLinear
 from mindspeed_llm.core.swiglu import fused_swiglu
 
 
@@ -27,9 +28,17 @@ def norm_of(config: LlmConfig) -> type:
     return RMSNorm if config.normalization == "RMSNorm" else LayerNorm
 
 
+def linears_of(config: LlmConfig) -> tuple[type[ColumnParallelLinear], type[RowParallelLinear]]:
+    """The linear layers of a model whose outputs, and whose inputs, tensor parallel ranks have parts of."""
+    if config.overlapped_linear_chunks > 1:
+        return OverlappedColumnLinear, OverlappedRowLinear
+    return ColumnParallelLinear, RowParallelLinear
+
+
 def decoder_layer(config: LlmConfig, *, moe: bool) -> ModuleSpec:
     """One decoder layer: attention and an MLP, or experts where `moe`."""
     norm = norm_of(config)
+    column, row = linears_of(config)
     head_norm = norm if config.qk_layernorm else IdentityOp
     return ModuleSpec(
         module=TransformerLayer,
@@ -39,9 +48,9 @@ def decoder_layer(config: LlmConfig, *, moe: bool) -> ModuleSpec:
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.causal},
                 submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
+                    linear_qkv=column,
                     core_attention=CoreAttention,
-                    linear_proj=RowParallelLinear,
+                    linear_proj=row,
                     q_layernorm=head_norm,
                     k_layernorm=head_norm,
                 ),
@@ -68,9 +77,10 @@ def _experts(config: LlmConfig) -> ModuleSpec:
 
 
 def _mlp(config: LlmConfig) -> MLPSubmodules:
+    column, row = linears_of(config)
     return MLPSubmodules(
-        linear_fc1=ColumnParallelLinear,
-        linear_fc2=RowParallelLinear,
+        linear_fc1=column,
+        linear_fc2=row,
         # megatron-core builds it where the configuration says `use_te_activation_func`.
         activation_func=fused_swiglu if config.fused_swiglu else None,
     )

@@ -57,6 +57,9 @@ NO_EFFECT: dict[str, Inert] = {
     "--moe-router-pre-softmax": Inert(
         reason="softmax is over all experts unless --norm-topk-prob asks for weights that sum to one"
     ),
+    "--coc-fused-kernel": Inert(
+        reason="chunks are multiplied by one operator and sent by another, with the same results"
+    ),
     "--no-create-attention-mask-in-dataloader": Inert(reason="attention builds the causal mask itself"),
     "--no-mmap-bin-files": Inert(reason="data files are always mapped"),
     "--dataloader-type": Inert(
@@ -133,7 +136,12 @@ IDLE: dict[str, Idle] = {
     **_without("--sliding-window", "--window-attn-skip-freq"),
     **_without("--save", "--save-interval", "--no-save-optim", "--no-save-rng", "--ckpt-format"),
     **_without("--load", "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"),
-    **_without("--use-ascend-coc", "--coc-parallel-num"),
+    **_without("--use-ascend-coc", "--coc-parallel-num", "--coc-mode"),
+    **_rows(
+        "unless --tensor-model-parallel-size and --coc-parallel-num are above 1, nor with --coc-mode 0 or 1",
+        lambda args: args.tensor_model_parallel_size == 1 or args.coc_parallel_num == 1 or args.coc_mode in (0, 1),
+        "--use-ascend-coc",
+    ),
     **_without("--moe-router-enable-expert-bias", "--moe-router-bias-update-rate"),
     **_without(
         "--profile",

@@ -18,7 +18,6 @@ from tests.training.arguments.lines import arguments
 NOT_READ_YET = frozenset(
     {
         "ckpt_step",
-        "coc_parallel_num",
         "enable_hf2mg_convert",
         "exit_on_missing_checkpoint",
         "exit_signal_handler",
@@ -26,9 +25,7 @@ NOT_READ_YET = frozenset(
         "manual_gc",
         "manual_gc_eval",
         "manual_gc_interval",
-        "reuse_fp32_param",
         "tensorboard_dir",
-        "use_ascend_coc",
     }
 )
 

@@ -2,7 +2,7 @@
 
 from mindspeed_llm.training.arguments.flag import Group
 from mindspeed_llm.training.arguments.tables.data import DATA, TOKENIZER
-from mindspeed_llm.training.arguments.tables.features import DOCUMENTS, KERNELS
+from mindspeed_llm.training.arguments.tables.features import DOCUMENTS
 from mindspeed_llm.training.arguments.tables.model import ATTENTION, LAYERS, POSITIONS, SIZES
 from mindspeed_llm.training.arguments.tables.moe import DISPATCH, EXPERTS, ROUTER
 from mindspeed_llm.training.arguments.tables.optimizer import BATCH, LEARNING_RATE, OPTIMIZER, PRECISION
@@ -33,5 +33,5 @@ TRAINING: tuple[Group, ...] = (
     INSTEAD,
 )
 
-OF_FEATURES: tuple[Group, ...] = (KERNELS, DOCUMENTS)
+OF_FEATURES: tuple[Group, ...] = (DOCUMENTS,)
 """Until the features register them."""
