@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.pool import RankPool
-from tests.support.reference import make_samples
+from tests.support.reference import make_samples, relative, train_reference
 from tests.support.toys import TOYS, save_toy
 from tests.training.rows import GLOBAL_BATCH
 
@@ -158,3 +159,27 @@ def test_memory_is_less_by_two_bytes_a_parameter(
         # During the step, too, but for one portion.
         assert ordinary["steps"] == 2 and shared["steps"] > 4
         assert ordinary["during"] - shared["during"] > saved - 4 * max(portion, ordinary["largest"]) - slack
+
+
+EXPERTS = ["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("toy", "ranks", "flags"), [("qwen3", 1, []), ("qwen3_moe", 2, [*EXPERTS, *DISTRIBUTED])])
+def test_losses_are_those_of_bf16_within_its_noise(
+    rank_pool: RankPool, tmp_path: Path, toy: str, ranks: int, flags: list[str]
+) -> None:
+    """The noise is what bf16 alone does to losses of fp32."""
+    steps, folder = 8, save_toy(toy, tmp_path / "model")
+    samples = make_samples(count=steps * GLOBAL_BATCH, vocabulary=TOYS[toy]["vocab_size"], no_target_every=5)
+    reference = train_reference(folder, samples, steps=steps, global_batch=GLOBAL_BATCH).losses
+    job = {"ranks": ranks, "folder": str(folder), "samples": samples, "steps": steps}
+    ordinary, shared = (
+        rank_pool.run("tests.training.rows:train", flags=["--bf16", *flags, *more], **job)[0]["losses"]
+        for more in ([], ["--reuse-fp32-param"])
+    )
+    noise = max(map(relative, ordinary, reference))
+    assert 1e-4 < noise < 2e-2
+    assert max(map(relative, shared, ordinary)) < noise
+    # The weights of the first step are those of the file.
+    assert shared[0] == ordinary[0] and shared != ordinary
