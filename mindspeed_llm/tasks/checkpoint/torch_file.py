@@ -86,6 +86,8 @@ _INERT = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
     ("_codecs", "encode"),
+    ("torch", "Tensor"),
+    ("torch.nn.parameter", "Parameter"),
     ("pathlib", "PosixPath"),
     ("pathlib", "PurePosixPath"),
     ("pathlib._local", "PosixPath"),
@@ -138,6 +140,9 @@ class _Unpickler(pickle.Unpickler):
             return _parameter
         if module in ("torch", "torch.storage") and name in _STORAGES:
             return _STORAGES[name]
+        if key == ("torch._tensor", "_rebuild_from_type_v2"):
+            # A tensor with attributes, as megatron-core marks its own; they are left out.
+            return lambda rebuild, kind, given, attributes: rebuild(*given)
         raise UserError(
             f"{self._file.path} asks for {module}.{name}, which a checkpoint of weights has no use for: the file was "
             "not loaded. If it comes from a training run that you trust, save its weights without that object"

@@ -1,4 +1,24 @@
-"""Checkpoints of the Megatron backend: `save_checkpoint` and `load_checkpoint`."""
+"""Checkpoints of the Megatron backend. What needs torch and megatron-core is imported by the calls."""
 
-from mindspeed_llm.training.checkpointing.load import load_checkpoint as load_checkpoint
-from mindspeed_llm.training.checkpointing.save import save_checkpoint as save_checkpoint
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mindspeed_llm.training.setup import TrainingModel
+    from mindspeed_llm.training.state import TrainState
+
+
+def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) -> None:
+    """Save a run: see `saving.save_checkpoint`."""
+    from mindspeed_llm.training.checkpointing import saving
+
+    saving.save_checkpoint(args, model, state)
+
+
+def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
+    """Load what a run goes on from: see `loading.load_checkpoint`."""
+    from mindspeed_llm.training.checkpointing import loading
+
+    return loading.load_checkpoint(args, model)

@@ -35,8 +35,26 @@ def gather_buffers(part: DistributedOptimizer) -> dict[Any, Any] | None:
     return part.get_parameter_state_dp_zero()
 
 
-def check_buffers(part: DistributedOptimizer, saved: Any, where: str) -> dict[Any, Any]:
+def buffer_layout(part: DistributedOptimizer) -> list[list[tuple[int, int]]]:
+    """For each buffer where its parameters lie in what `gather_buffers` gives: (first element, number)."""
+    layout = []
+    for buffer in part.buffers:
+        padding, places = 0, []
+        for bucket in buffer.buckets:
+            for parameter in bucket.params_list:
+                start, end, _ = buffer.param_index_map[parameter]
+                places.append((start - padding, end - start))
+            padding += bucket.grad_data.numel() - bucket.numel_unpadded
+        layout.append(sorted(places))
+    return layout
+
+
+def check_buffers(part: DistributedOptimizer, saved: Any, layout: Any, where: str) -> dict[Any, Any]:
     """What `scatter_buffers` takes, as tensors.
+
+    Args:
+        layout: what `buffer_layout` gave; None where it is not known. Buckets that end elsewhere leave gaps elsewhere,
+            while the sizes may be the same.
 
     Raises:
         UserError: the buffers have other sizes, as with another --ddp-bucket-size.
@@ -52,11 +70,12 @@ def check_buffers(part: DistributedOptimizer, saved: Any, where: str) -> dict[An
             stored, size = saved.get(index, {}).get(dtype), part.buffers[index].numel_unpadded
             if not isinstance(stored, Mapping):
                 raise DamagedCheckpoint(f"{where}: has no buffer {index} of {dtype}")
-            if stored.get("numel_unpadded") != size:
+            same = layout is None or list(map(list, layout[index])) == list(map(list, buffer_layout(part)[index]))
+            if stored.get("numel_unpadded") != size or not same:
                 raise UserError(
-                    f"{where}: buffer {index} of the distributed optimizer has {stored.get('numel_unpadded')} "
-                    f"elements, but here {size}: it is laid out in other buckets, as with another number of "
-                    "data-parallel ranks or another --ddp-bucket-size; set them back, or give --no-load-optim"
+                    f"{where}: buffer {index} of the distributed optimizer ({stored.get('numel_unpadded')} elements) "
+                    f"is laid out otherwise than here ({size} elements): parameters were put into other buckets, as "
+                    "with another --ddp-bucket-size or other overlaps; set the flags back, or give --no-load-optim"
                 )
             tensors = {}
             for name in KEYS:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 from torch import Tensor
 
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
@@ -26,6 +27,7 @@ from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
 STEP = "step"
 MASTERS = "fp32_from_fp16_params"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_KINDS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
@@ -35,7 +37,8 @@ def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
 
 def kind(optimizer: MegatronOptimizer) -> str:
     """What the state of an optimizer looks like, for messages and for comparison."""
-    return "+".join(sorted({type(part).__name__ for part in parts(optimizer)}))
+    found = {kind.__name__ for part in parts(optimizer) for kind in _KINDS if isinstance(part, kind)}
+    return "+".join(sorted(found))
 
 
 def parameters(part: MegatronOptimizer) -> list[Tensor]:

@@ -73,6 +73,11 @@ def publish(folder: Path, iteration: int, temporary: Path, *, last: int | None) 
     _complete(folder, note)
 
 
+def is_left_unfinished(folder: Path) -> bool:
+    """Whether a kill has left something for `finish_interrupted`, or a save is going on at this moment."""
+    return folder.is_dir() and ((folder / NOTE).exists() or bool(unfinished_in(folder)))
+
+
 def finish_interrupted(folder: Path) -> None:
     """Bring a folder in order after a kill: finish or undo what its note says, remove what was never finished."""
     if not folder.is_dir():

@@ -32,12 +32,18 @@ from mindspeed_llm.tasks.checkpoint.layout import Rank
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
 from mindspeed_llm.tasks.models.hf_weights import topology_of
 from mindspeed_llm.training.checkpointing import optimizer_state, rng
-from mindspeed_llm.training.checkpointing.content import OPTIMIZER, RNG, SCHEDULER, Wanted
-from mindspeed_llm.training.checkpointing.distributed_shards import check_buffers, gather_buffers, scatter_buffers
+from mindspeed_llm.training.checkpointing.content import OPTIMIZER, OURS, RNG, SCHEDULER, Wanted, ours
+from mindspeed_llm.training.checkpointing.distributed_shards import (
+    buffer_layout,
+    check_buffers,
+    gather_buffers,
+    scatter_buffers,
+)
 from mindspeed_llm.training.checkpointing.layout import OPTIMIZER_FILE, RANK_FILE
 from mindspeed_llm.training.setup import TrainingModel
 
 _EXTRA_STATE = "._extra_state"
+_LAYOUTS = "buffer_layouts"
 
 
 def own_folder(args: Namespace) -> str:
@@ -70,7 +76,10 @@ def write(
     name = own_folder(args)
     content = {**common, **_models(model)}
     if not args.no_save_optim:
-        states = [optimizer_state.plain_state(part) for part in optimizer_state.parts(model.optimizer)]
+        parts = optimizer_state.parts(model.optimizer)
+        states = [optimizer_state.plain_state(part) for part in parts]
+        layouts = [buffer_layout(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
+        content[OURS] = {**content[OURS], _LAYOUTS: layouts}
         content[OPTIMIZER] = states if len(states) > 1 else states[0]
         content[SCHEDULER] = model.scheduler.state_dict()
     if not args.no_save_rng:
@@ -246,7 +255,8 @@ def load_optimizer(
         for state, part in zip(states, parts, strict=True):
             if not isinstance(part, DistributedOptimizer):
                 optimizer_state.fill_plain(part, state, str(path / RANK_FILE))
-        return _read_buffers(parts, path / OPTIMIZER_FILE)
+        layouts = ours(content).get(_LAYOUTS) or [None] * len(parts)
+        return _read_buffers(parts, layouts, path / OPTIMIZER_FILE)
 
     buffers = storage.together(f"loading {folder}", read)
     for part, saved in zip(parts, buffers, strict=True):
@@ -254,7 +264,7 @@ def load_optimizer(
             scatter_buffers(part, saved)
 
 
-def _read_buffers(parts: Sequence[Any], path: Path) -> list[Any]:
+def _read_buffers(parts: Sequence[Any], layouts: Sequence[Any], path: Path) -> list[Any]:
     """For each optimizer its part of `distrib_optim.pt`, where this rank is the one to hand it out."""
     first = [isinstance(part, DistributedOptimizer) and part.data_parallel_group.rank() == 0 for part in parts]
     if not any(first):
@@ -266,8 +276,8 @@ def _read_buffers(parts: Sequence[Any], path: Path) -> list[Any]:
     if len(states) != len(parts):
         raise DamagedCheckpoint(f"{path}: has {len(states)} optimizers, expected {len(parts)}")
     return [
-        check_buffers(part, state, str(path)) if is_first else None
-        for part, state, is_first in zip(parts, states, first, strict=True)
+        check_buffers(part, state, layout, str(path)) if is_first else None
+        for part, state, layout, is_first in zip(parts, states, layouts, first, strict=True)
     ]
 
 

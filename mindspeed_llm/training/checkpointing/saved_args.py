@@ -45,6 +45,11 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(sorted(value)) if isinstance(value, set | frozenset) else tuple(value)
 
 
+def _or_none(name: str, read: Callable[[Any], Any]) -> Getter:
+    """What a value means, where it is said."""
+    return lambda args: read(args[name]) if name in args else None
+
+
 _STRUCTURE: dict[str, Getter] = {
     "--num-layers": _layers,
     "--hidden-size": _of("hidden_size"),
@@ -76,18 +81,20 @@ _FUNCTION = {
         "--norm-topk-prob",
     )
 }
+_VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
 # What a rank file of format torch is bound to.
 _TOPOLOGY: dict[str, Getter] = {
     "--tensor-model-parallel-size": _of("tensor_model_parallel_size"),
     "--pipeline-model-parallel-size": _of("pipeline_model_parallel_size"),
     "--expert-model-parallel-size": _of("expert_model_parallel_size"),
     "--expert-tensor-parallel-size": lambda a: a.get("num_experts") and a.get("expert_tensor_parallel_size"),
-    "--num-layers-per-virtual-pipeline-stage": lambda a: a.get("virtual_pipeline_model_parallel_size") or 0,
-    "--num-layer-list": lambda a: _numbers(a.get("num_layer_list")),
-    "--noop-layers": lambda a: _numbers(a.get("noop_layers")),
-    "--moe-grouped-gemm": lambda a: bool(a.get("num_experts") and a.get("moe_grouped_gemm")),
+    "--num-layers-per-virtual-pipeline-stage": _or_none(
+        "virtual_pipeline_model_parallel_size", lambda value: value or 0
+    ),
+    "--num-layer-list": _or_none("num_layer_list", _numbers),
+    "--noop-layers": _or_none("noop_layers", _numbers),
+    "--moe-grouped-gemm": lambda a: a.get("num_experts") and a.get("moe_grouped_gemm"),
 }
-_VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
 
 
 def plain_args(args: Namespace, **more: Any) -> Namespace:
@@ -145,6 +152,8 @@ def check_topology(saved: Mapping[str, Any], args: Namespace, folder: Path) -> N
 def _differences(getters: Mapping[str, Getter], saved: Mapping[str, Any], args: Namespace) -> list[str]:
     """What differs, of that which both sides say."""
     own, found = vars(args), []
+    # A converter that does not say it has counted them.
+    saved = {"noop_layers": own.get("noop_layers"), **saved}
     for flag, get in getters.items():
         before, now = get(saved), get(own)
         if before is None or now is None or before == now:

@@ -1,17 +1,24 @@
-"""Rows that run on the rank pool: training a toy with checkpoints."""
+"""Rows that run on the rank pool: training a toy with checkpoints, and choosing one without training."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import xxhash
 
+from tests.training.checkpointing.mutants import MUTANTS
 from tests.training.rows import Sample, micro_batches, running
+
+Saves = list[tuple[int, str, str]]
+"""(step after which to save, format, folder)"""
 
 
 class _Lines(logging.Handler):
@@ -25,33 +32,46 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    handler, logger = _Lines(), logging.getLogger("mindspeed_llm")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield handler.lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def train(
     *,
     folder: str,
     samples: list[Sample],
     steps: int,
     flags: list[str],
-    save_at: Sequence[int] = (),
+    saves: Saves = [],  # noqa: B006 (never changed)
     from_hf: bool = True,
     values: dict[str, Any] | None = None,
-    fail: tuple[type[BaseException], ...] = (),
+    mutant: str | None = None,
+    with_weights: bool = False,
 ) -> dict[str, Any]:
     """Train up to step `steps`, from the checkpoint of `--load` where there is one.
 
     Returns what must not change when a run is interrupted: per step (number, loss, gradient norm, learning rate), a
-    draw of each generator after the last step, this rank's weights; and what was logged, and the error.
+    draw of each generator after the last step, hashes of this rank's weights; and what was logged, and the error.
     """
-    lines = _Lines()
-    logger = logging.getLogger("mindspeed_llm")
-    level = logger.level
-    logger.addHandler(lines)
-    logger.setLevel(logging.INFO)
-    try:
-        with running(folder, flags, values or {}) as args:
-            return _train(args, Path(folder) if from_hf else None, samples, steps, save_at, lines, fail)
-    finally:
-        logger.removeHandler(lines)
-        logger.setLevel(level)
+    with _logged() as lines, running(folder, flags, values or {}) as args, MUTANTS[mutant]():
+        result: dict[str, Any] = {"log": lines, "error": None, "steps": [], "args": args}
+        from mindspeed_llm.checkpoints.storage import CheckpointError
+        from mindspeed_llm.errors import UserError
+
+        try:
+            _train(args, Path(folder) if from_hf else None, samples, steps, saves, with_weights, result)
+        except (UserError, CheckpointError) as error:
+            result["error"] = f"{type(error).__name__}: {error}"
+        return result
 
 
 def _train(
@@ -59,49 +79,73 @@ def _train(
     hf_weights: Path | None,
     samples: list[Sample],
     steps: int,
-    save_at: Sequence[int],
-    lines: _Lines,
-    fail: tuple[type[BaseException], ...],
-) -> dict[str, Any]:
+    saves: Saves,
+    with_weights: bool,
+    result: dict[str, Any],
+) -> None:
+    from megatron.core import parallel_state
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-    from mindspeed_llm.checkpoints.storage import CheckpointError
-    from mindspeed_llm.errors import UserError
     from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
     from mindspeed_llm.training.setup import build_training_model
     from mindspeed_llm.training.state import TrainState
     from mindspeed_llm.training.train_step import TrainStep
 
     model = build_training_model(args, hf_weights=hf_weights)
-    result: dict[str, Any] = {"log": lines.lines, "error": None, "steps": []}
-    try:
-        state = (load_checkpoint(args, model) if args.load else None) or TrainState()
-        result["start"] = state.iteration
-        step = TrainStep(model, args)
-        while state.iteration < steps:
-            micro = micro_batches(samples[state.consumed_train_samples :], args, 0)
-            done = step.run([iter(micro) for _ in model.chunks])
-            state.iteration += 1
-            state.consumed_train_samples += args.global_batch_size
-            if not done.updated:
-                state.skipped_iterations += 1
-            rate = model.optimizer.param_groups[0]["lr"]
-            result["steps"].append((state.iteration, done.loss, done.grad_norm, rate))
-            if state.iteration in save_at:
+    state = (load_checkpoint(args, model) if args.load else None) or TrainState()
+    result["start"] = state.iteration
+    step = TrainStep(model, args)
+    while state.iteration < steps:
+        micro = micro_batches(samples[state.consumed_train_samples :], args, 0)
+        done = step.run([iter(micro) for _ in model.chunks])
+        state.iteration += 1
+        state.consumed_train_samples += args.global_batch_size
+        state.skipped_iterations += not done.updated
+        rate = model.optimizer.param_groups[0]["lr"]
+        result["steps"].append((state.iteration, done.loss, done.grad_norm, rate))
+        for number, kind, target in saves:
+            if number == state.iteration:
+                args.ckpt_format, args.save = kind, target
                 save_checkpoint(args, model, state)
-    except (UserError, CheckpointError, *fail) as error:
-        result["error"] = (type(error).__name__, str(error))
-        return result
-    result["state"] = state
-    result["scale"] = float(model.optimizer.get_loss_scale())
+    result["state"], result["scale"] = state, float(model.optimizer.get_loss_scale())
     result["draws"] = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     with get_cuda_rng_tracker().fork():
         result["draws"].append(float(torch.rand(())))
     for chunk in model.chunks:
         if chunk.ddp_config.overlap_param_gather:
             chunk.start_param_sync(force_sync=True)
-    result["weights"] = [
-        {name: value.detach().clone() for name, value in module.state_dict().items() if value is not None}
+    weights = [
+        {name: value.detach() for name, value in module.state_dict().items() if value is not None}
         for module in model.modules
     ]
-    return result
+    result["weights"] = [{name: _hash(value) for name, value in chunk.items()} for chunk in weights]
+    if with_weights:
+        result["states"] = [{name: value.clone() for name, value in chunk.items()} for chunk in weights]
+        result["place"] = (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_expert_model_parallel_rank(),
+        )
+
+
+def _hash(values: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(values.contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def choose(*, load: str, ckpt_step: int | None = None) -> dict[str, Any]:
+    """The checkpoint that a run would go on from: its folder, or the error; and what was logged."""
+    from argparse import Namespace
+
+    from mindspeed_llm.checkpoints.storage import CheckpointError, open_storage_for_reading
+    from mindspeed_llm.errors import UserError
+    from mindspeed_llm.training.checkpointing.choose import choose as choose_one
+
+    with _logged() as lines:
+        result: dict[str, Any] = {"chosen": None, "error": None, "log": lines}
+        try:
+            storage = open_storage_for_reading(Path(load), dist.group.WORLD)
+            found = choose_one(Namespace(load=load, ckpt_step=ckpt_step), storage)
+            result["chosen"] = None if found is None else str(found.folder)
+        except (UserError, CheckpointError) as error:
+            result["error"] = f"{type(error).__name__}: {error}"
+        return result

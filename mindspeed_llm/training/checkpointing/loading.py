@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import Storage, open_storage_for_reading
+from mindspeed_llm.core.shared_master import masters_in_fp32
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
@@ -26,6 +27,8 @@ from mindspeed_llm.training.checkpointing import (
 )
 from mindspeed_llm.training.checkpointing.choose import Chosen, choose
 from mindspeed_llm.training.checkpointing.layout import TORCH
+from mindspeed_llm.training.checkpointing.lock import locked
+from mindspeed_llm.training.checkpointing.publishing import finish_interrupted, is_left_unfinished
 from mindspeed_llm.training.checkpointing.saved_args import check_structure, check_topology
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
@@ -45,6 +48,10 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
     folder = Path(args.load)
     assert dist.group.WORLD is not None
     storage = open_storage_for_reading(folder, dist.group.WORLD)
+    is_own = args.save is not None and Path(args.save).resolve() == folder.resolve()
+    if is_own and any(storage.gather(is_left_unfinished(folder))):
+        with locked(folder, storage):
+            storage.leaders_only(f"putting {folder} in order", lambda: finish_interrupted(folder))
     chosen = choose(args, storage)
     if chosen is None:
         if args.exit_on_missing_checkpoint:
@@ -55,8 +62,9 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
         logger.warning("--load %s holds no checkpoint: training starts from initial weights", folder)
         return None
     content = storage.together(f"loading {chosen.folder}", lambda: _read(chosen, args))
-    state = _load(chosen, content, args, model, storage)
-    if args.save is not None and Path(args.save).resolve() == folder.resolve() and state.iteration:
+    with masters_in_fp32(model.optimizer, changed=True):
+        state = _load(chosen, content, args, model, storage)
+    if is_own and state.iteration:
         state.last_checkpoint = state.iteration
     _report(chosen, state)
     return state

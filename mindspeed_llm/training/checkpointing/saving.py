@@ -16,20 +16,20 @@ import torch.distributed as dist
 
 from mindspeed_llm.checkpoints.files import size_text
 from mindspeed_llm.checkpoints.storage import CheckpointError, Storage, open_storage
+from mindspeed_llm.core.shared_master import masters_in_fp32
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import TEMPORARY_SUFFIX, sync_folder
-from mindspeed_llm.locks import FileLock, LockIsHeld
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.training.checkpointing import optimizer_state, publishing, rank_files, sharded_writing
 from mindspeed_llm.training.checkpointing.content import common_content
 from mindspeed_llm.training.checkpointing.layout import TORCH_DIST, iteration_name
+from mindspeed_llm.training.checkpointing.lock import locked
 from mindspeed_llm.training.checkpointing.manifest import Manifest, write_manifest
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
 
 logger = get_logger(__name__)
-_LOCK = ".saving.lock"
 _PACKAGES = ("mindspeed_llm", "torch", "megatron-core")
 
 
@@ -48,7 +48,7 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
     storage = open_storage(folder, dist.group.WORLD)
     final = folder / iteration_name(state.iteration)
     temporary = final.with_name(final.name + TEMPORARY_SUFFIX)
-    with _locked(folder, storage), _parameters_gathered(model):
+    with locked(folder, storage), _parameters_gathered(model), masters_in_fp32(model.optimizer):
         storage.leaders_only(f"putting {folder} in order", lambda: publishing.finish_interrupted(folder))
         try:
             storage.leaders_only(f"making {temporary}", temporary.mkdir)
@@ -104,29 +104,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, storage: Storage) -> Iterator[None]:
-    """Keep a second run out that saves in the same folder at this moment (a collective)."""
-    lock = FileLock(folder / _LOCK, without_locks="do not let two runs save in one folder")
-
-    def take() -> None:
-        try:
-            lock.take()
-        except LockIsHeld as held:
-            raise UserError(
-                f"--save {folder}: another run ({held.holder}) is saving there; name another folder for one of the two"
-            ) from None
-
-    try:
-        storage.leaders_only(f"locking {folder}", take)
-        yield
-    finally:
-        if lock.is_held:
-            with contextlib.suppress(OSError):  # a folder that has become read-only; the lock itself ends here
-                lock.remove()
-            lock.release()
 
 
 @contextlib.contextmanager
