@@ -51,7 +51,16 @@ def no_carry() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def not_gathered() -> Iterator[None]:
+    """Each data-parallel rank rounds the masters that it has loaded, and does not tell the others."""
+    from mindspeed_llm.core import shared_master
+
+    with mock.patch.object(shared_master._SharingDistributedOptimizer, "gather_parameters", lambda self: None):
+        yield
+
+
 MUTANTS: dict[str | None, Callable[[], contextlib.AbstractContextManager[None]]] = {
     None: contextlib.nullcontext,
-    **{function.__name__: function for function in (half_to_even, lost_remainder, no_carry)},
+    **{function.__name__: function for function in (half_to_even, lost_remainder, no_carry, not_gathered)},
 }

@@ -157,3 +157,86 @@ def memory(*, folder: str, samples: list[Any], flags: list[str], portion: int) -
             "largest": max(sizes),
             "ranks": distributed.world_size(),
         }
+
+
+def _to_the_middle(model: Any) -> None:
+    """Masters whose two nearest bf16 are equally near; parameters follow by torch's cast, to the even one."""
+    (part,) = model.optimizer.chained_optimizers
+    for master in part.get_parameters():
+        bits = master.view(torch.int32)
+        bits.copy_(bits & ~0xFFFF | 0x8000)
+    part._copy_main_params_to_model_params()
+    for chunk in model.chunks:
+        chunk.start_param_sync()
+
+
+def interrupted(
+    *,
+    folder: str,
+    samples: list[Any],
+    flags: list[str],
+    kind: str,
+    target: str,
+    shared: tuple[bool, bool],
+    ties: bool = False,
+    no_load_optim: bool = False,
+    mutant: str | None = None,
+) -> dict[str, Any]:
+    """Two steps, a checkpoint, two more steps; and the two steps of a run that goes on from the checkpoint.
+
+    Args:
+        kind: the checkpoint's format.
+        target: where to save.
+        shared: whether the run that saves has the flag, and the one that loads.
+        ties: put all masters in the middle between two bf16 before saving.
+        no_load_optim: load weights only.
+        mutant: a fault of the run that loads.
+    """
+    values = {"save": target, "load": target, "ckpt_format": kind, "no_load_optim": no_load_optim}
+    with running(folder, ["--bf16", *flags], values) as args:
+        from mindspeed_llm.core.shared_master import masters_in_fp32
+        from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
+        from mindspeed_llm.training.setup import build_training_model, complete_weights
+        from mindspeed_llm.training.state import TrainState
+        from mindspeed_llm.training.train_step import TrainStep
+
+        found: dict[str, Any] = {}
+        state = TrainState()
+
+        def note(model: Any, name: str) -> None:
+            with complete_weights(model), masters_in_fp32(model.optimizer):
+                parameters = dict(model.modules[0].named_parameters())
+                masters = {key: parameters[key].main_param for key in parameters if key in places}
+                found[f"{name} masters"] = {key: value.detach().clone() for key, value in masters.items()}
+                found[f"{name} weights"] = {key: value.detach().clone() for key, value in parameters.items()}
+
+        def train(model: Any, last: int) -> list[tuple[float, float]]:
+            step, steps = TrainStep(model, args), []
+            while state.iteration < last:
+                micro = micro_batches(samples, args, state.iteration)
+                done = step.run([iter(micro) for _ in model.chunks])
+                state.iteration += 1
+                state.consumed_train_samples += args.global_batch_size
+                steps.append((done.loss, done.grad_norm))
+            return steps
+
+        args.reuse_fp32_param = shared[0]
+        model = _model(args, folder)
+        places = _places(model)
+        train(model, 2)
+        if ties:
+            _to_the_middle(model)
+        note(model, "saved")
+        save_checkpoint(args, model, state)
+        found["whole"] = train(model, 4)
+        note(model, "whole")
+        args.reuse_fp32_param = shared[1]
+        model = build_training_model(args)
+        with MUTANTS[mutant]():
+            loaded = load_checkpoint(args, model)
+        assert loaded is not None
+        state.iteration, state.consumed_train_samples = loaded.iteration, loaded.consumed_train_samples
+        note(model, "loaded")
+        found["resumed"] = train(model, 4)
+        note(model, "resumed")
+        return found

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from mindspeed_llm.platform import cuda_names
+from tests.core.shared_master_rows import half_up
 from tests.support.pool import RankPool
 from tests.support.reference import make_samples, relative, train_reference
 from tests.support.toys import TOYS, save_toy
@@ -96,6 +98,45 @@ def test_masters_that_are_not_in_memory_cannot_be_taken_for_numbers() -> None:
     assert (master == 1).all()
 
 
+@pytest.mark.parametrize(("portion", "per_parameter", "calls"), [(8, True, 3), (2**20, True, 1), (8, False, 1)])
+def test_every_parameter_takes_one_step(
+    monkeypatch: pytest.MonkeyPatch, portion: int, per_parameter: bool, calls: int
+) -> None:
+    """Also one that is fp32 itself; and optimizers that count steps for a group of parameters are called once."""
+    cuda_names.install()
+    try:
+        from megatron.core.optimizer import OptimizerConfig
+        from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+
+        from mindspeed_llm.core import shared_master
+
+        monkeypatch.setattr(shared_master, "PORTION", portion)
+        if not per_parameter:
+            monkeypatch.setattr(shared_master, "_counts_steps_per_parameter", lambda inner: False)
+        torch.manual_seed(3)
+        dtypes = [torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16]
+        parameters = [torch.nn.Parameter(torch.randn(2, 4).to(dtype)) for dtype in dtypes]
+        expected = [torch.nn.Parameter(parameter.detach().float().clone()) for parameter in parameters]
+        settings = {"lr": 1e-2, "weight_decay": 0.1}
+        inner, reference = torch.optim.AdamW(parameters, **settings), torch.optim.AdamW(expected, **settings)
+        part = Float16OptimizerWithFloat16Params(inner, OptimizerConfig(bf16=True), None, lambda *_: None)
+        shared_master.share_masters(part)
+        made: list[None] = []
+        inner.register_step_post_hook(lambda *_: made.append(None))
+        for _ in range(2):
+            for parameter, other in zip(parameters, expected, strict=True):
+                parameter.main_grad = other.grad = torch.randn(2, 4)
+            part.prepare_grads()
+            part.step_with_ready_grads()
+            reference.step()
+        assert len(made) == 2 * calls
+        for parameter, dtype, other in zip(parameters, dtypes, expected, strict=True):
+            values = other.detach()
+            assert torch.equal(parameter, half_up(values) if dtype == torch.bfloat16 else values)
+    finally:
+        cuda_names.uninstall()
+
+
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = save_toy("qwen3", tmp_path_factory.mktemp("shared_master") / "model")
@@ -161,11 +202,16 @@ def test_memory_is_less_by_two_bytes_a_parameter(
         assert ordinary["during"] - shared["during"] > saved - 4 * max(portion, ordinary["largest"]) - slack
 
 
+STAGES = ["--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"]
+STAGES += ["--overlap-param-gather-with-optimizer-step"]
 EXPERTS = ["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall"]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("toy", "ranks", "flags"), [("qwen3", 1, []), ("qwen3_moe", 2, [*EXPERTS, *DISTRIBUTED])])
+@pytest.mark.parametrize(
+    ("toy", "ranks", "flags"),
+    [("qwen3", 1, []), ("qwen3_moe", 2, [*EXPERTS, *DISTRIBUTED]), ("qwen3", 4, [*STAGES, *OVERLAPS])],
+)
 def test_losses_are_those_of_bf16_within_its_noise(
     rank_pool: RankPool, tmp_path: Path, toy: str, ranks: int, flags: list[str]
 ) -> None:
@@ -183,3 +229,80 @@ def test_losses_are_those_of_bf16_within_its_noise(
     assert max(map(relative, shared, ordinary)) < noise
     # The weights of the first step are those of the file.
     assert shared[0] == ordinary[0] and shared != ordinary
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["torch", "torch_dist"])
+@pytest.mark.parametrize(("ranks", "flags"), [(1, []), (2, OVERLAPS)], ids=str)
+def test_resumes_bit_for_bit(
+    rank_pool: RankPool, case: dict[str, Any], tmp_path: Path, ranks: int, flags: list[str], kind: str
+) -> None:
+    for row in resumed(rank_pool, case, tmp_path, ranks, flags, kind, (True, True)):
+        assert row["whole"] == row["resumed"]
+        for name in ("weights", "masters"):
+            assert same(row[f"loaded {name}"], row[f"saved {name}"])
+            assert same(row[f"resumed {name}"], row[f"whole {name}"])
+
+
+@pytest.mark.distributed
+def test_weights_alone_are_masters_too(rank_pool: RankPool, case: dict[str, Any], tmp_path: Path) -> None:
+    """A checkpoint's weights without its optimizer are what the masters are from then on."""
+    for row in resumed(rank_pool, case, tmp_path, 2, DISTRIBUTED, "torch", (True, True), no_load_optim=True):
+        assert same(row["loaded weights"], row["saved weights"])
+        assert not any((master.view(torch.int32) & 0xFFFF).any() for master in row["loaded masters"].values())
+        assert not same(row["resumed masters"], row["loaded masters"])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["torch", "torch_dist"])
+def test_a_checkpoint_goes_on_without_the_flag(
+    rank_pool: RankPool, case: dict[str, Any], tmp_path: Path, kind: str
+) -> None:
+    for row in resumed(rank_pool, case, tmp_path, 2, DISTRIBUTED, kind, (True, False)):
+        # True masters, which are no bf16.
+        assert same(row["loaded masters"], row["saved masters"])
+        assert any((master.view(torch.int32) & 0xFFFF).any() for master in row["loaded masters"].values())
+        assert same(row["loaded weights"], row["saved weights"])
+        assert row["whole"][0] == row["resumed"][0]
+        assert max(map(relative, row["whole"][1], row["resumed"][1])) < 1e-2
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("kind", "mutant"), [("torch", None), ("torch_dist", None), ("torch", "not_gathered")])
+def test_a_checkpoint_without_the_flag_goes_on_with_it(
+    rank_pool: RankPool, case: dict[str, Any], tmp_path: Path, kind: str, mutant: str | None
+) -> None:
+    """Parameters that were rounded to even are rounded half up, on all ranks and before the first step."""
+    rows = resumed(rank_pool, case, tmp_path, 2, DISTRIBUTED, kind, (False, True), ties=True, mutant=mutant)
+    assert all(same(row["loaded masters"], row["saved masters"]) for row in rows)
+    loaded, saved = rows[0]["loaded weights"], rows[0]["saved weights"]
+    masters = {
+        name: torch.cat([row["loaded masters"].get(name, torch.zeros(0)).flatten() for row in rows]).view(weight.shape)
+        for name, weight in loaded.items()
+    }
+    assert not same(loaded, saved) and same(saved, {name: master.bfloat16() for name, master in masters.items()})
+    rounded = {name: half_up(master) for name, master in masters.items()}
+    assert all(same(row["loaded weights"], rounded) for row in rows) == (mutant is None)
+
+
+def resumed(
+    rank_pool: RankPool,
+    case: dict[str, Any],
+    folder: Path,
+    ranks: int,
+    flags: list[str],
+    kind: str,
+    shared: tuple[bool, bool],
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Each rank's facts of an interrupted run."""
+    return rank_pool.run(
+        "tests.core.shared_master_rows:interrupted",
+        ranks=ranks,
+        flags=flags,
+        kind=kind,
+        target=str(folder / "saved"),
+        shared=shared,
+        **options,
+        **case,
+    )
