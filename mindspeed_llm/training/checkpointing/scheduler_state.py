@@ -35,8 +35,8 @@ _OLD_NAMES = {
 def restore(scheduler: OptimizerParamScheduler, saved: Mapping[str, Any], args: Namespace, where: str) -> None:
     """Go on where the schedule stood.
 
-    Where it was another one, `--override-opt-param-scheduler` takes this run's and
-    `--use-checkpoint-opt-param-scheduler` the checkpoint's, as in Megatron; without either it is an error, unless the
+    Where it was another one, `--override-opt_param-scheduler` takes this run's and
+    `--use-checkpoint-opt_param-scheduler` the checkpoint's, as in Megatron; without either it is an error, unless the
     values that differ have no effect.
 
     Raises:
@@ -90,6 +90,6 @@ def _conflict(
         parts.append(f"{_FLAGS[name]}: {shown[0]} instead of {shown[1]}{' steps' if counts else ''}")
     return (
         f"--load {where}: the checkpoint was written under another schedule ({'; '.join(parts)}). Set the flags as "
-        "they were, or give --override-opt-param-scheduler to go on with these, or "
-        "--use-checkpoint-opt-param-scheduler to go on with the checkpoint's"
+        "they were, or give --override-opt_param-scheduler to go on with these, or "
+        "--use-checkpoint-opt_param-scheduler to go on with the checkpoint's"
     )

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.pool import RankPool
-from tests.support.reference import make_samples
 from tests.support.toys import TOYS, save_toy
 
 ROW = "tests.training.checkpointing.rows:train"
@@ -47,7 +46,7 @@ class Workplace:
             ROW,
             ranks=ranks,
             folder=str(self.toy(toy)),
-            samples=make_samples(count=88, vocabulary=TOYS[toy]["vocab_size"], no_target_every=5),
+            vocabulary=TOYS[toy]["vocab_size"],
             steps=steps,
             flags=[*SCHEDULE, *flags, *folders],
             saves=[(number, kind, str(target)) for number, kind, target in saves],

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from tests.support.reference import make_samples
 from tests.training.checkpointing.mutants import MUTANTS
 from tests.training.rows import Sample, micro_batches, running
 
@@ -48,7 +49,7 @@ def _logged() -> Iterator[list[str]]:
 def train(
     *,
     folder: str,
-    samples: list[Sample],
+    vocabulary: int,
     steps: int,
     flags: list[str],
     saves: Saves = [],  # noqa: B006 (never changed)
@@ -68,6 +69,7 @@ def train(
         from mindspeed_llm.errors import UserError
 
         try:
+            samples = make_samples(count=88, vocabulary=vocabulary, no_target_every=5)
             _train(args, Path(folder) if from_hf else None, samples, steps, saves, with_weights, result)
         except (UserError, CheckpointError) as error:
             result["error"] = f"{type(error).__name__}: {error}"
