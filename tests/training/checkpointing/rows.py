@@ -134,20 +134,25 @@ def _hash(values: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(values.contiguous().view(torch.uint8).numpy().tobytes())
 
 
-def choose(*, load: str, ckpt_step: int | None = None) -> dict[str, Any]:
-    """The checkpoint that a run would go on from: its folder, or the error; and what was logged."""
+def choose(*, loads: list[tuple[str, int | None]]) -> list[dict[str, Any]]:
+    """For each folder (and --ckpt-step) the checkpoint that a run would go on from, or the error; and what was
+    logged.
+    """
     from argparse import Namespace
 
     from mindspeed_llm.checkpoints.storage import CheckpointError, open_storage_for_reading
     from mindspeed_llm.errors import UserError
     from mindspeed_llm.training.checkpointing.choose import choose as choose_one
 
-    with _logged() as lines:
-        result: dict[str, Any] = {"chosen": None, "error": None, "log": lines}
-        try:
-            storage = open_storage_for_reading(Path(load), dist.group.WORLD)
-            found = choose_one(Namespace(load=load, ckpt_step=ckpt_step), storage)
-            result["chosen"] = None if found is None else str(found.folder)
-        except (UserError, CheckpointError) as error:
-            result["error"] = f"{type(error).__name__}: {error}"
-        return result
+    results = []
+    for load, step in loads:
+        with _logged() as lines:
+            result: dict[str, Any] = {"chosen": None, "error": None, "log": lines}
+            try:
+                storage = open_storage_for_reading(Path(load), dist.group.WORLD)
+                found = choose_one(Namespace(load=load, ckpt_step=step), storage)
+                result["chosen"] = None if found is None else str(found.folder)
+            except (UserError, CheckpointError) as error:
+                result["error"] = f"{type(error).__name__}: {error}"
+        results.append(result)
+    return results
