@@ -237,6 +237,8 @@ def _counts_steps_per_parameter(inner: torch.optim.Optimizer | None) -> bool:
 
 
 class _SharingFloat16Optimizer(_SharingOptimizer, Float16OptimizerWithFloat16Params):
+    float16_groups: list[list[Tensor]]
+
     def _parameters_and_masters(self) -> list[tuple[Tensor, Tensor]]:
         if self.is_stub_optimizer:
             return []
@@ -257,6 +259,8 @@ class _SharingFloat16Optimizer(_SharingOptimizer, Float16OptimizerWithFloat16Par
 
 
 class _SharingDistributedOptimizer(_SharingOptimizer, DistributedOptimizer):
+    shard_fp32_from_float16_groups: list[list[Tensor]]
+
     def _parameters_and_masters(self) -> list[tuple[Tensor, Tensor]]:
         if self.is_stub_optimizer:
             return []
