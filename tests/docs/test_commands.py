@@ -24,6 +24,7 @@ import pytest
 from tests.docs import workplace
 from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks, yaml_files
 from tests.docs.preprocessing import Preprocessed, preprocess_arguments, value_of
+from tests.docs.pretraining import is_ours
 from tests.support.pool import RankPool
 
 if sys.version_info >= (3, 11):
@@ -31,7 +32,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest brings it
 
-COMMANDS = all_commands()
+# Those of the Megatron backend: test_mcore_pages.py.
+COMMANDS = [command for command in all_commands() if not is_ours(command)]
 # Appended to a training command that is run for real; the last of equal options counts.
 SHORTER = [
     "--training.max_steps=2",

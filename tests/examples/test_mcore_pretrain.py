@@ -29,7 +29,7 @@ from tests.examples.mcore_models import (
     save_config,
     save_toy_directory,
 )
-from tests.support.pool import RankPool
+from tests.support.pool import RankPool, free_port
 from tests.support.tokenizers import byte_tokenizer
 
 FOLDER = Path("examples/mcore")
@@ -277,11 +277,13 @@ def test_a_script_with_torchrun_from_raw_text_and_again_from_its_checkpoint(work
         "PYTHONPATH": str(repository),
         "OMP_NUM_THREADS": "1",
         "MINDSPEED_DEVICE": "cpu",
-        "MASTER_PORT": "0",
+        "MASTER_PORT": str(free_port()),
+        "TRAIN_ITERS": "3",
     }
-    for variables, last in (({}, 2), ({"CKPT_LOAD_DIR": "./ckpt", "TRAIN_ITERS": "3"}, 3)):
-        done, _ = run_script(workplace, stem, *toy_options(example), **{**environment, **variables})
+    runs = ((["--exit-interval", "2"], {}, 2), ([], {"CKPT_LOAD_DIR": "./ckpt"}, 3))
+    for options, variables, last in runs:
+        done, _ = run_script(workplace, stem, *toy_options(example), *options, **{**environment, **variables})
         assert done.returncode == 0, done.stdout + done.stderr
-        assert f"iteration {last:8d}/{last:8d} |" in done.stdout
+        assert f"iteration {last:8d}/       3 |" in done.stdout
     assert "Resumed from ckpt/iter_0000002 after step 2" in done.stdout
     assert [record["iteration"] for record in logged(workplace / "ckpt")] == [1, 2, 3]

@@ -1,0 +1,127 @@
+"""Runs the documentation's commands of the Megatron backend, each once, shortened, and what they read before them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.docs.pages import ROOT, Command
+from tests.docs.preprocessing import value_of
+from tests.docs.workplace import make_workplace, save_model
+from tests.support.pool import MAX_RANKS, RankPool
+
+PROGRAM = "pretrain_gpt.py"
+SCRIPT = re.compile(r"examples/mcore/\w+/pretrain_\w+\.sh")
+OUTPUT = "output/mcore/"
+# Instead of training: they print.
+PRINTING = {"--check", "--list-features"}
+# Warm-ups of the pages take two steps of sixteen.
+SHORTER = 4
+
+
+def pretrain_arguments(command: Command) -> list[str] | None:
+    """The arguments of pretrain_gpt.py, or None when the command is another one."""
+    words = list(command.words)
+    return words[words.index(PROGRAM) + 1 :] if PROGRAM in words else None
+
+
+def is_ours(command: Command) -> bool:
+    """Whether a command belongs to the Megatron backend: training, a script of it, or what reads its output."""
+    if pretrain_arguments(command) is not None:
+        return True
+    match command.words:
+        case ["bash", script, *_]:
+            return SCRIPT.fullmatch(script) is not None
+        case ["python", "convert_ckpt_v2.py", *arguments]:
+            return (value_of(arguments, "--load-dir") or "").startswith(OUTPUT)
+    return False
+
+
+def num_ranks(command: Command) -> int:
+    """The number of ranks that torchrun starts; 1 without it."""
+    return int(value_of(list(command.words), "--nproc_per_node") or 1)
+
+
+def make_mcore_workplace(folder: Path) -> Path:
+    """The folder of the other pages, with what those of the Megatron backend name besides."""
+    make_workplace(folder)
+    for name in (PROGRAM, "convert_ckpt_v2.py"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    if not (folder / "model_from_hf/qwen3_moe_hf").exists():
+        save_model("qwen3_moe", folder / "model_from_hf/qwen3_moe_hf")
+    return folder
+
+
+def shortened(arguments: Sequence[str]) -> list[str]:
+    """Arguments that train for a quarter of the steps, and evaluate, if at all, on little."""
+    steps = max(1, int(value_of(arguments, "--train-iters") or SHORTER) // SHORTER)
+    evaluation = [] if value_of(arguments, "--eval-iters") == "0" else ["--eval-interval", "1", "--eval-iters", "1"]
+    return [*arguments, "--train-iters", str(steps), *evaluation]
+
+
+class Pretrained:
+    """Runs commands in `folder`: training on the rank pool, what prints or converts in this process."""
+
+    def __init__(self, folder: Path, commands: Sequence[Command], pool: RankPool) -> None:
+        self.folder, self._pool = folder, pool
+        self._trained: set[str] = set()
+        self._printed: dict[str, str] = {}
+        self._training = [
+            command
+            for command in commands
+            if (arguments := pretrain_arguments(command)) is not None and not PRINTING & set(arguments)
+        ]
+
+    def train(self, command: Command) -> Path:
+        """Train as `command` says, unless it has been done, after the runs that it goes on from; the folder of
+        `--save`.
+        """
+        arguments = pretrain_arguments(command)
+        assert arguments is not None
+        if command.text not in self._trained:
+            self._trained.add(command.text)
+            self._provide(value_of(arguments, "--load"), before=command)
+            ranks = num_ranks(command)
+            assert ranks <= MAX_RANKS, "more ranks than the pool has: the page should only check it"
+            codes = self._pool.run(
+                "tests.examples.rows:pretrain_in", ranks=ranks, folder=str(self.folder), argv=shortened(arguments)
+            )
+            assert codes == [0] * ranks
+        return self.folder / (value_of(arguments, "--save") or "")
+
+    def print(self, command: Command) -> str:
+        """What a command prints that trains nothing."""
+        if command.text not in self._printed:
+            arguments = list(command.words)
+            if (found := pretrain_arguments(command)) is not None:
+                from mindspeed_llm.training.main import main
+
+                arguments = found
+            else:
+                from mindspeed_llm.tasks.checkpoint.main import main
+
+                self._provide(value_of(arguments, "--load-dir"), before=command)
+                arguments = arguments[arguments.index("convert_ckpt_v2.py") + 1 :]
+            printed, before = io.StringIO(), os.getcwd()
+            os.chdir(self.folder)
+            try:
+                with contextlib.redirect_stdout(printed):
+                    assert not main(arguments)
+            finally:
+                os.chdir(before)
+            self._printed[command.text] = printed.getvalue()
+        return self._printed[command.text]
+
+    def _provide(self, path: str | None, *, before: Command) -> None:
+        """Run the first command that saves in `path`."""
+        for command in self._training:
+            if command is before:
+                return
+            if path is not None and value_of(pretrain_arguments(command) or [], "--save") == path:
+                self.train(command)
+                return
