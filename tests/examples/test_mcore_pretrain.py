@@ -264,6 +264,24 @@ def test_toy_size(workplace: Path, stem: str, rank_pool: RankPool) -> None:
 
 
 @pytest.mark.distributed
+def test_weights_of_a_conversion(workplace: Path, rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindspeed_llm.tasks.checkpoint.main import main as convert
+
+    stem = "qwen3/pretrain_qwen3_8b_4K_ptd"
+    example = EXAMPLES[stem]
+    save_toy_directory(example, workplace / "toy")
+    monkeypatch.chdir(workplace)
+    convert(["--load-dir", "toy", "--save-dir", "converted", "--target-pipeline-parallel-size", "2"])
+    environment = {**toy_environment(example), "CKPT_LOAD_DIR": "./converted", "TRAIN_ITERS": "1"}
+    sizes = [*toy_options(example), "--padded-vocab-size", "509"]
+    _, words = run_script(workplace, stem, *sizes, "--no-load-optim", "--no-load-rng", **environment)
+    ranks, arguments = split_launch(words)
+    rank_pool.run("tests.examples.rows:pretrain_in", ranks=ranks, folder=str(workplace), argv=arguments)
+    [record] = logged(workplace / "ckpt")
+    assert record["lm_loss"] == pytest.approx(expected_loss(example, LENGTH), rel=2e-2)
+
+
+@pytest.mark.distributed
 def test_a_script_with_torchrun_from_raw_text_and_again_from_its_checkpoint(workplace: Path, repository: Path) -> None:
     stem = "qwen3/pretrain_qwen3_8b_4K_ptd"
     example = EXAMPLES[stem]
