@@ -36,12 +36,14 @@ _STORAGE = {
     "transformer_impl": "transformer_impl",
     "padded_vocab_size": "padded_vocab_size",
 }
+TOPOLOGY_FIELDS = _SIZES | _STORAGE
+"""Name of a flag with underscores -> the field of `Topology` that it gives."""
 # What an input without arguments is like, as files of upstream's converter for mamba2 are.
 _SETTINGS = {
-    "hidden_size": "width",
-    "mamba_state_dim": "size of the state",
-    "mamba_num_groups": "number of groups",
-    "mamba_head_dim": "width of a head",
+    "hidden_size": "its hidden size",
+    "mamba_state_dim": "size of its states",
+    "mamba_num_groups": "number of its groups",
+    "mamba_head_dim": "width of its heads",
 }
 _INPUT = {"input_tp_rank": "tp", "input_pp_rank": "pp"}
 
@@ -162,7 +164,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_bytes,
         default=5 * 10**9,
         metavar="SIZE",
-        help="largest weight file of a Hugging Face output: 5GB (the default), 500MB or a number of bytes",
+        help="largest weight file of a Hugging Face output: 5GB, 500MB or a number of bytes",
     )
     add(
         "--workers",
@@ -229,7 +231,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--schedules-method",
         choices=("dualpipev",),
-        help="dualpipev: each stage has a block from the front of the model and one from its end",
+        help="each stage has a block from the front of the model and one from its end, as this schedule wants it",
     )
     add(
         "--moe-tp-extend-ep",
@@ -282,7 +284,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--mtp-num-layers",
         type=_count,
         metavar="N",
-        help="multi-token prediction layers of a Megatron output; those that are left out are named as dropped",
+        help="multi-token prediction (MTP) layers of a Megatron output. Left out: none; they are named as dropped then",
     )
     add(
         "--num-layers",
@@ -301,7 +303,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--input-tp-rank", type=_positive, metavar="N", help="its tensor parallel size. Left out: read off its folders")
     add("--input-pp-rank", type=_positive, metavar="N", help="its pipeline parallel size, likewise")
     for name, what in _SETTINGS.items():
-        add(f"--{name.replace('_', '-')}", type=_positive, metavar="N", help=f"{what} of its model")
+        add(f"--{name.replace('_', '-')}", type=_positive, metavar="N", help=f"{what}. Left out: as config.json says")
 
     add = group("no effect")
     for name in NO_EFFECT:
