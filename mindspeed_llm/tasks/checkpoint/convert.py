@@ -160,6 +160,7 @@ def _report(
         topology={side: topology for side, topology in topologies.items() if topology is not None},
         plan=conversion.plan,
         source=conversion.loaded.source,
+        dequantised=conversion.loaded.dequantised,
         hashes=hashes,
         sizes={name: path.stat().st_size for name, path in files.items()},
         verified=verified,

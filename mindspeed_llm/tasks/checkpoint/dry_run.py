@@ -60,11 +60,11 @@ def lines(plan: Plan, source: Source, tensors: Mapping[str, HfTensor]) -> Iterat
 def _row(target: Target, source: Source, tensors: Mapping[str, HfTensor]) -> _Row:
     # A source tensor often fills several boxes of a target: each is named once, with the part that all are.
     boxes: dict[tuple[str, str, str], list[Box]] = defaultdict(list)
-    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    facts: dict[tuple[str, str], str] = {}
     for name, piece in target.pieces:
         for fragment in source.fragments(name, piece.hf_box):
             boxes[name, fragment.file, fragment.key].append(fragment.box)
-            shapes[fragment.file, fragment.key] = fragment.shape
+            facts[fragment.file, fragment.key] = f"{list(fragment.shape)} {fragment.stored_as}".rstrip()
     chunk, slash, key = target.key.rpartition("/")
     dtype = str(target.dtype).removeprefix("torch.")
     row = [_Cell(chunk + slash, key, f"{list(target.shape)} {dtype}{' padded' if target.padding else ''}")]
@@ -73,7 +73,7 @@ def _row(target: Target, source: Source, tensors: Mapping[str, HfTensor]) -> _Ro
         # Of a Megatron tensor with several of them, say which one is meant.
         inner = f" ({name})" if slash and name != target.key else ""
         where = f"{file} {chunk}{slash}" if slash else ""
-        row.append(_Cell(where, key + inner, f"{list(shapes[file, origin])}{_part(parts, tensors[name].view)}"))
+        row.append(_Cell(where, key + inner, f"{facts[file, origin]}{_part(parts, tensors[name].view)}"))
     return tuple(row)
 
 

@@ -13,9 +13,9 @@ from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, topology_of
 from mindspeed_llm.tasks.checkpoint.model import bind
-from mindspeed_llm.tasks.checkpoint.mxfp4 import Mxfp4Source, is_mxfp4
+from mindspeed_llm.tasks.checkpoint.quantised import Dequantised, open_source
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
-from mindspeed_llm.tasks.checkpoint.sources import HfSource, MgSource, Source
+from mindspeed_llm.tasks.checkpoint.sources import MgSource, Source
 from mindspeed_llm.tasks.checkpoint.tables import Family
 
 
@@ -30,10 +30,11 @@ class Loaded:
     source: Source
     topology: Topology | None = None
     """Of a Megatron source."""
+    dequantised: Dequantised | None = None
 
 
 def load(request: ConversionRequest) -> Loaded:
-    """Open the source: read configuration, headers and arguments, no values.
+    """Open the source: read configuration, headers and arguments, no values but the scales of quantised weights.
 
     Raises:
         UserError: see the readers.
@@ -59,11 +60,15 @@ def _load_hf(request: ConversionRequest) -> Loaded:
     whole = Topology(mtp_num_layers=settings.get("num_nextn_predict_layers") or 0 if family.mtp else 0)
     expected = bind(family, settings, whole).hf_tensors()
     stored = open_hf(request.load_dir, family.name_prefixes)
+    # How weights are stored is said beside them, if anywhere.
+    beside = request.load_dir if (request.load_dir / "config.json").is_file() else folder
+    source, dequantised = open_source(stored, expected, read_config(beside), str(beside / "config.json"))
     return Loaded(
         family=family,
         settings=settings,
         config=config,
-        source=Mxfp4Source(stored, expected) if is_mxfp4(stored, expected) else HfSource(stored, expected),
+        source=source,
+        dequantised=dequantised,
     )
 
 

@@ -106,9 +106,13 @@ def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, A
     else:
         config = to_hf_config(loaded.family, output_settings(request, conversion))
         config["dtype"] = _most_common_dtype(conversion.plan)
+    # transformers 5 writes dtype, older ones torch_dtype.
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if request.params_dtype is not None:
-        # transformers 5 writes dtype, older ones torch_dtype.
-        config["torch_dtype" if "torch_dtype" in config else "dtype"] = _HF_DTYPE_NAMES[request.params_dtype]
+        config[key] = _HF_DTYPE_NAMES[request.params_dtype]
+    elif str(config.get(key)).startswith("float8"):
+        # That of quantised weights, which are never written.
+        config[key] = _most_common_dtype(conversion.plan)
     return config
 
 

@@ -14,6 +14,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.versions import versions
 from mindspeed_llm.tasks.checkpoint.boxes import Box
 from mindspeed_llm.tasks.checkpoint.plan import Plan
+from mindspeed_llm.tasks.checkpoint.quantised import Dequantised
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import Source
 from mindspeed_llm.tasks.checkpoint.verify import Verified
@@ -40,6 +41,7 @@ def make_report(
     topology: Mapping[str, Any],
     plan: Plan,
     source: Source,
+    dequantised: Dequantised | None = None,
     hashes: Mapping[str, Mapping[str, str]],
     sizes: Mapping[str, int],
     verified: Verified | None,
@@ -64,7 +66,8 @@ def make_report(
             "taken": len(plan.taken),
             "taken_how": dict(sorted(Counter(_how(plan, source, request.load_model_type)).items())),
             "dropped": dict(sorted(plan.dropped.items())),
-        },
+        }
+        | ({} if dequantised is None else {"dequantised": _dequantised(dequantised)}),
         "output": {
             "tensors": sum(counts.values()),
             "bytes": plan.nbytes,
@@ -104,6 +107,7 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
     rows = [
         ("converted", f"{report['family']}, {report['direction']}, into {folder}"),
         ("read", f"{source['tensors']} tensors, {source['taken']} taken, {len(source['dropped'])} dropped"),
+        ("quantised", _quantised(source.get("dequantised"))),
         ("how", ", ".join(f"{count} {how}" for how, count in source["taken_how"].items())),
         ("written", f"{output['tensors']} tensors ({dtypes}), {output['bytes'] / 1e9:.3f} GB, {_files(output)}"),
         ("verified", _verified(verification)),
@@ -178,6 +182,22 @@ def _how(plan: Plan, source: Source, load_model_type: str) -> Iterator[str]:
     for name in plan.taken:
         words = [word for word, holds in (("split", len(boxes[name]) > 1), ("fused", name in fused)) if holds]
         yield " and ".join(words) or "whole"
+
+
+def _dequantised(dequantised: Dequantised) -> dict[str, Any]:
+    """The tensors with scales are a part of those that they belong to, so they are counted here only."""
+    return {
+        "tensors": dequantised.tensors,
+        "stored_as": dequantised.stored_as,
+        "scale_tensors": {f"*{dequantised.scales}": dequantised.tensors},
+    }
+
+
+def _quantised(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    [(scales, count)] = found["scale_tensors"].items()
+    return f"{found['tensors']} of them, {found['stored_as']}, dequantised with {count} {scales}"
 
 
 def _files(output: Mapping[str, Any]) -> str:
