@@ -125,22 +125,20 @@ class Model:
                 if not self._applies(item, spot):
                     continue
                 for source in item.sources:
-                    for expert in self._experts_named_by(source):
+                    for expert in self._experts_named_by(source.name):
                         add(source, spot, expert, item.keep_dtype)
-        for copy, spot in self._copies():
-            if copy.written:
-                add(Hf(name=copy.name, shape=copy.shape), spot)
+        found |= {tensor.name: tensor for tensor, _, written in self._copies() if written}
         return found
 
     @cached_property
     def copies(self) -> dict[str, str]:
         """Hugging Face tensors that repeat another: name -> name of the other."""
-        return {self._name(copy.name, spot): copy.of for copy, spot in self._copies()}
+        return {tensor.name: of for tensor, of, _ in self._copies()}
 
     @cached_property
     def written_copies(self) -> dict[str, str]:
         """Those of them that checkpoints of the family have."""
-        return {self._name(copy.name, spot): copy.of for copy, spot in self._copies() if copy.written}
+        return {tensor.name: of for tensor, of, written in self._copies() if written}
 
     def why_absent(self, name: str) -> str | None:
         """Why a Hugging Face tensor has no place in this model; None where there is no reason, which is an error."""
@@ -180,7 +178,7 @@ class Model:
                 f"--target-tensor-parallel-size {topology.tp} does not divide the {heads} attention heads; expected a "
                 f"divisor of {heads}"
             )
-        available = (settings.get("num_nextn_predict_layers") or 0) if self.family.mtp else 0
+        available = settings.get("num_nextn_predict_layers") or 0
         if topology.mtp_num_layers > available:
             raise UserError(
                 f"--mtp-num-layers {topology.mtp_num_layers}: the model has {available} MTP layers; expected 0 to "
@@ -235,16 +233,24 @@ class Model:
             numbers={"mtp": mtp},
         )
 
-    def _copies(self) -> Iterator[tuple[Copy, _Place]]:
-        for copy in self.family.copies:
-            if holds(copy.when, self.settings, self.topology):
-                yield copy, _Place()
+    def _copies(self) -> Iterator[tuple[HfTensor, str, bool]]:
+        """Each copy with the name of what it repeats, and whether checkpoints have it."""
+        ends = [(copy, _Place()) for copy in self.family.copies]
         for mtp in range(self.topology.mtp_num_layers):
-            for copy in self.family.mtp_copies:
-                if holds(copy.when, self.settings, self.topology):
-                    yield copy, self._mtp_place(mtp)
+            ends += [(copy, self._mtp_place(mtp)) for copy in self.family.mtp_copies]
+        for copy, spot in ends:
+            if self._applies(copy, spot):
+                yield self._hf_tensor(copy.name, copy.shape, spot, None), copy.of, copy.written
+        if not self.family.layer_copies:
+            return
+        places = [place for chunk in self.chunks for place in self._places(chunk)]
+        for spot in (spot for spot, entries in places if entries is self.family.layer):
+            for copy in self.family.layer_copies:
+                for expert in self._experts_named_by(copy.name) if self._applies(copy, spot) else ():
+                    tensor = self._hf_tensor(copy.name, copy.shape, spot, expert)
+                    yield tensor, self._name(copy.of, spot, expert), copy.written
 
-    def _applies(self, item: Entry, spot: _Place) -> bool:
+    def _applies(self, item: Entry | Copy, spot: _Place) -> bool:
         return holds(item.when, self.settings, self.topology, spot.layer, spot.fixed)
 
     # From words to numbers
@@ -269,8 +275,8 @@ class Model:
             view=tuple(size for factors in sizes for size in factors),
         )
 
-    def _experts_named_by(self, source: Hf) -> list[int | None]:
-        return list(range(self.settings["num_experts"])) if "{expert}" in source.name else [None]
+    def _experts_named_by(self, name: str) -> list[int | None]:
+        return list(range(self.settings["num_experts"])) if "{expert}" in name else [None]
 
     def _part(self, source: Hf, spot: _Place, expert: int | None) -> Part:
         tensor = self._hf_tensor(source.name, source.shape, spot, expert)
