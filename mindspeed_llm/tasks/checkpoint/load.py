@@ -58,8 +58,9 @@ def _load_hf(request: ConversionRequest) -> Loaded:
             )
     # Every layer of the source counts here, however few the output will have.
     whole = Topology(mtp_num_layers=settings.get("num_nextn_predict_layers") or 0 if family.mtp else 0)
-    expected = bind(family, settings, whole).hf_tensors()
-    stored = open_hf(request.load_dir, family.name_prefixes)
+    model = bind(family, settings, whole)
+    expected = model.hf_tensors()
+    stored = open_hf(request.load_dir, family.name_prefixes, is_needed=lambda name: model.why_absent(name) is None)
     # How weights are stored is said beside them, if anywhere.
     beside = request.load_dir if (request.load_dir / "config.json").is_file() else folder
     source, dequantised = open_source(stored, expected, read_config(beside), str(beside / "config.json"))
@@ -90,6 +91,9 @@ def _load_mg(request: ConversionRequest) -> Loaded:
             raise UserError(f"{where} does not say of which family it is; give --model-type-hf or --hf-cfg-dir")
         family = families.by_id(requested)
         settings = from_megatron(family, arguments, where)
+    if "transformer_impl" not in request.loaded and any(refused.when == "te" for refused in family.refused):
+        # Names have one form only, whatever the arguments say that training computes with.
+        topology = replace(topology, transformer_impl="local")
     said = arguments.get("num_layers")
     held = settings["num_layers"] if said is None else said - len(topology.noop_layers)
     settings = dict(settings) | {"num_layers": held}

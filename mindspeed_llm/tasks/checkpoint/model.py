@@ -30,7 +30,7 @@ from mindspeed_llm.tasks.checkpoint.layout import (
     hf_layers,
     place,
 )
-from mindspeed_llm.tasks.checkpoint.rules import Part, Placed, Share
+from mindspeed_llm.tasks.checkpoint.rules import Part, Share
 from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Family, Hf
 
 
@@ -54,6 +54,8 @@ class MgTensor:
     key: str
     shape: tuple[int, ...]
     view: tuple[int, ...]
+    names: tuple[str, ...]
+    """The Hugging Face tensors that it is made of; where all of it is padding, too, and there are no pieces."""
     pieces: tuple[tuple[str, Piece], ...]
     padding: Box | None = None
     keep_dtype: bool = False
@@ -300,7 +302,7 @@ class Model:
         if not item.is_expert:
             share = Share(index=rank.tp, count=self.topology.tp, padded_vocab_size=self.padded_vocab_size)
             parts = [self._part(source, spot, None) for source in item.sources]
-            yield self._tensor(item, spot, chunk, item.rule.place(parts, share))
+            yield self._tensor(item, spot, chunk, parts, share)
             return
         count = self.topology.expert_tp
         share = Share(index=rank.tp if count > 1 else 0, count=count)
@@ -308,17 +310,21 @@ class Model:
         of_expert = [[self._part(source, spot, expert) for source in item.sources] for expert in mine]
         if "{local}" not in item.mg:
             parts = [part for parts in of_expert for part in parts]
-            yield self._tensor(item, spot, chunk, item.rule.place(parts, share))
+            yield self._tensor(item, spot, chunk, parts, share)
             return
         for local, parts in enumerate(of_expert):
-            yield self._tensor(item, spot, chunk, item.rule.place(parts, share), local)
+            yield self._tensor(item, spot, chunk, parts, share, local)
 
-    def _tensor(self, item: Entry, spot: _Place, chunk: Chunk, placed: Placed, local: int | None = None) -> MgTensor:
+    def _tensor(
+        self, item: Entry, spot: _Place, chunk: Chunk, parts: list[Part], share: Share, local: int | None = None
+    ) -> MgTensor:
+        placed = item.rule.place(parts, share)
         return MgTensor(
             chunk=chunk.key,
             key=spot.mg_prefix + item.mg.format(local=local, **spot.numbers),
             shape=placed.shape,
             view=placed.view,
+            names=tuple(dict.fromkeys(part.name for part in parts)),
             pieces=placed.pieces,
             padding=placed.padding,
             keep_dtype=item.keep_dtype,

@@ -43,6 +43,11 @@ def prepare(request: ConversionRequest) -> Conversion:
     """
     if request.save_dir.resolve() == request.load_dir.resolve():
         raise UserError(f"--save-dir {request.save_dir} is --load-dir; choose another folder")
+    if request.overwrite and request.load_dir.resolve().is_relative_to(request.save_dir.resolve()):
+        raise UserError(
+            f"--load-dir {request.load_dir} is in --save-dir {request.save_dir}, where --overwrite would remove it; "
+            "choose another folder"
+        )
     loaded = load(request)
     dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
     if request.save_model_type == "hf":
