@@ -73,6 +73,8 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
     if (given["load_model_type"], given["save_model_type"]) == ("hf", "hf"):
         raise UserError("--load-model-type hf and --save-model-type hf: nothing to convert; one of them must be mg")
     to_mg = given["save_model_type"] == "mg"
+    if to_mg and given["save_lora_to_hf"]:
+        raise UserError("--save-lora-to-hf writes PEFT's files; add --save-model-type hf, or leave it out")
     if not to_mg and (sizes := [name for name in _SIZES if given[name] not in (None, 1)]):
         print(f"--{sizes[0].replace('_', '-')} has no effect: a Hugging Face output is not split")
     storage = _chosen(given, _STORAGE)
@@ -88,6 +90,11 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
         settings=_chosen(given, {name: name for name in _SETTINGS}),
         num_layers=given["num_layers"],
         first_k_dense_replace=given["first_k_dense_replace"],
+        lora_load=given["lora_load"],
+        lora_r=given["lora_r"],
+        lora_alpha=given["lora_alpha"],
+        lora_target_modules=tuple(given["lora_target_modules"]),
+        save_lora_to_hf=given["save_lora_to_hf"],
         make_vocab_size_divisible_by=given["make_vocab_size_divisible_by"],
         params_dtype=given["params_dtype"],
         max_shard_size=given["max_shard_size"],
@@ -297,6 +304,41 @@ def make_parser() -> argparse.ArgumentParser:
         type=_count,
         metavar="N",
         help="keep only so many of the dense layers at the start of a model with experts. Left out: all",
+    )
+
+    add = group(
+        "LoRA",
+        "An adapter is merged into the model, or converted alone. Its rank and its layers are read off its tensors, "
+        "alpha off its arguments or adapter_config.json; flags that contradict them are refused.",
+    )
+    add(
+        "--lora-load",
+        type=Path,
+        metavar="FOLDER",
+        help="an adapter to merge into what is in --load-dir: a Megatron checkpoint, split in any way, or PEFT's "
+        "files. Left out: the adapter stands in --load-dir, and one of the flags below says that it is wanted",
+    )
+    add("--lora-r", type=_positive, metavar="N", help="rank of the adapter")
+    add(
+        "--lora-alpha",
+        type=_positive,
+        metavar="N",
+        help="alpha of the adapter: alpha / r times B A is added. Needed only where the checkpoint does not say it",
+    )
+    add(
+        "--lora-target-modules",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="Megatron's layers that the adapter is on: linear_qkv linear_proj linear_fc1 linear_fc2. Adapters on "
+        "parts of a fused layer: linear_q linear_k linear_v linear_fc1_gate linear_fc1_up. Where the output is a "
+        "Megatron adapter, the form that it gets",
+    )
+    add(
+        "--save-lora-to-hf",
+        action="store_true",
+        help="write the adapter alone, in PEFT's files, and not the model; it is taken from --lora-load, or from "
+        "--load-dir",
     )
 
     add = group("a Megatron input that carries no arguments", "Such as what upstream's converter makes of Mamba 2.")

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -65,9 +65,44 @@ class MgDirectory:
             self._files[path] = open_rank_file(path)
         return self._files[path]
 
+    def files(self) -> Iterator[RankFile]:
+        """All rank files."""
+        for folder in self.rank_folders:
+            yield self._open(folder)
+
     def keys(self) -> Iterable[str]:
         """The keys of the first rank's tensors, to tell storage layouts apart."""
         return [key for model in self.any_file.models.values() for key in model]
+
+    def view(self, rename: Callable[[str], str | None]) -> MgDirectory:
+        """The same checkpoint with other keys: what `rename` says, and without those for which that is None."""
+        return _View(self, rename)
+
+
+class _View(MgDirectory):
+    def __init__(self, directory: MgDirectory, rename: Callable[[str], str | None]) -> None:
+        self.folder, self.rank_folders = directory.folder, directory.rank_folders
+        self._directory, self._rename = directory, rename
+        self._files = {}
+
+    def _open(self, folder: Path) -> RankFile:
+        path = folder / RANK_FILE
+        if path not in self._files:
+            file = self._directory._open(folder)
+            self._files[path] = replace(
+                file, models={chunk: self._renamed(file.path, model) for chunk, model in file.models.items()}
+            )
+        return self._files[path]
+
+    def _renamed(self, path: Path, model: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        for key, tensor in model.items():
+            name = self._rename(key)
+            if name in found:
+                raise UserError(f"{path}: holds {key} and another tensor that is the same, {name}; remove one of them")
+            if name is not None:
+                found[name] = tensor
+        return found
 
 
 def _iteration_folder(folder: Path) -> Path:
@@ -192,3 +227,12 @@ def numbers(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, str):
         return tuple(int(part) for part in value.split(","))
     return tuple(sorted(value)) if isinstance(value, set | frozenset) else tuple(value)
+
+
+def padded_rows(directory: MgDirectory, topology: Topology, vocab_size: int) -> int | None:
+    """The padded vocabulary of a checkpoint, read off its embedding; None where the first file has none."""
+    for model in directory.any_file.models.values():
+        stored = model.get("embedding.word_embeddings.weight")
+        if stored is not None and stored.shape[0] * topology.tp >= vocab_size:
+            return stored.shape[0] * topology.tp
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,12 @@ import torch
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import mg_writer
+from mindspeed_llm.tasks.checkpoint.adapter import Adapter, check_complete, in_form, summary
 from mindspeed_llm.tasks.checkpoint.arguments import config_of_layers, of_layers, to_hf_config, to_megatron
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.load import Loaded, load
 from mindspeed_llm.tasks.checkpoint.model import Model, bind
+from mindspeed_llm.tasks.checkpoint.peft_files import peft_config, to_peft
 from mindspeed_llm.tasks.checkpoint.plan import Plan, plan_hf, plan_mg
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import WithCopies
@@ -34,6 +37,12 @@ class Conversion:
     report: Mapping[str, Any] = field(default_factory=dict)
     """What was done, once it is; see `report`."""
 
+    @property
+    def adapter_summary(self) -> dict[str, Any] | None:
+        """What is said of the adapter that it is about, if it is about one."""
+        adapter = self.loaded.adapter
+        return None if adapter is None else summary(adapter, merged=not self.loaded.alone)
+
 
 def prepare(request: ConversionRequest) -> Conversion:
     """Open the source and make the whole plan; nothing is written.
@@ -48,8 +57,12 @@ def prepare(request: ConversionRequest) -> Conversion:
             f"--load-dir {request.load_dir} is in --save-dir {request.save_dir}, where --overwrite would remove it; "
             "choose another folder"
         )
+    if request.lora_load is not None and request.save_dir.resolve() == request.lora_load.resolve():
+        raise UserError(f"--save-dir {request.save_dir} is --lora-load; choose another folder")
     loaded = load(request)
     dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
+    if loaded.alone and loaded.adapter is not None:
+        return _prepare_adapter(request, loaded, loaded.adapter, dtype)
     if request.save_model_type == "hf":
         topology = Topology(mtp_num_layers=_mtp_layers(loaded))
     else:
@@ -68,6 +81,30 @@ def prepare(request: ConversionRequest) -> Conversion:
     else:
         plan = plan_mg(model, source, iteration=mg_writer.ITERATION_FOLDER, params_dtype=dtype)
     return Conversion(model=model, loaded=replace(loaded, source=source), plan=plan)
+
+
+def _prepare_adapter(
+    request: ConversionRequest, loaded: Loaded, adapter: Adapter, dtype: torch.dtype | None
+) -> Conversion:
+    """The conversion of an adapter alone: its `model` is that of the adapter."""
+    if request.num_layers is not None or request.first_k_dense_replace is not None:
+        raise UserError("--num-layers and --first-k-dense-replace: an adapter cannot be shortened; leave them out")
+    to_hf = request.save_model_type == "hf"
+    if to_hf and (sections := [place.name for place in adapter.places if place.section is not None]):
+        raise UserError(
+            f"--save-lora-to-hf: {adapter.folder} has an adapter on {sections[0]}, which is a part of one Hugging Face "
+            "module; PEFT has no place for it. Merge the adapter into the model instead"
+        )
+    form = in_form(adapter, adapter.targets if to_hf else request.lora_target_modules or adapter.targets)
+    model = adapter.model(Topology() if to_hf else _target_topology(request, loaded), form)
+    check_complete(adapter, model, "the way in which the output stores its parameters")
+    source = WithCopies(adapter.source, model.written_copies)
+    if to_hf:
+        plan = to_peft(plan_hf(model, source, shard_size=sys.maxsize, params_dtype=dtype))
+    else:
+        plan = plan_mg(model, source, iteration=mg_writer.ITERATION_FOLDER, params_dtype=dtype)
+    written = replace(adapter, places=form)
+    return Conversion(model=model, loaded=replace(loaded, source=source, adapter=written), plan=plan)
 
 
 def _refuse_new_numbers(model: Model, total: int) -> None:
@@ -100,7 +137,18 @@ def mg_arguments(request: ConversionRequest, conversion: Conversion) -> dict[str
         to_megatron(output_settings(request, conversion), loaded.config)
         | mg_writer.topology_arguments(model.topology, len(model.layers), model.padded_vocab_size)
         | {"model_type_hf": loaded.family.ids[0], "iteration": mg_writer.ITERATION}
+        | (_lora_arguments(loaded.adapter) if loaded.alone and loaded.adapter is not None else {})
     )
+
+
+def _lora_arguments(adapter: Adapter) -> dict[str, Any]:
+    return {"lora_r": adapter.rank, "lora_alpha": adapter.alpha, "lora_target_modules": adapter.targets}
+
+
+def adapter_config(request: ConversionRequest, adapter: Adapter, loaded: Loaded) -> dict[str, Any]:
+    """The adapter_config.json of an output that is an adapter in PEFT's files."""
+    folder = None if request.hf_cfg_dir is None else str(request.hf_cfg_dir)
+    return peft_config(adapter, loaded.config.get("_name_or_path") or folder)
 
 
 def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:

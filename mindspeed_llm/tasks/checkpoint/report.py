@@ -46,12 +46,14 @@ def make_report(
     sizes: Mapping[str, int],
     verified: Verified | None,
     figures: Figures,
+    adapter: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report as plain data.
 
     Args:
         topology: how the Megatron side is split; both of them with a Megatron input and output.
         hashes: of the output's files by their path: kind of hash -> hexadecimal digits.
+        adapter: what `adapter.summary` says of an adapter.
         sizes: bytes of all of the output's files by their path.
     """
     counts = {file.path: len(file.targets) for file in plan.files}
@@ -68,6 +70,7 @@ def make_report(
             "dropped": dict(sorted(plan.dropped.items())),
         }
         | ({} if dequantised is None else {"dequantised": _dequantised(dequantised)}),
+        **({} if adapter is None else {"adapter": dict(adapter)}),
         "output": {
             "tensors": sum(counts.values()),
             "bytes": plan.nbytes,
@@ -109,6 +112,7 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
         ("read", f"{source['tensors']} tensors, {source['taken']} taken, {len(source['dropped'])} dropped"),
         ("quantised", _quantised(source.get("dequantised"))),
         ("how", ", ".join(f"{count} {how}" for how, count in source["taken_how"].items())),
+        ("adapter", adapter_text(report["adapter"]) if "adapter" in report else ""),
         ("written", f"{output['tensors']} tensors ({dtypes}), {output['bytes'] / 1e9:.3f} GB, {_files(output)}"),
         ("verified", _verified(verification)),
         ("took", f"{report['seconds']:.1f} s, {report['gb_per_second']:.2f} GB/s"),
@@ -122,6 +126,16 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
         rows.append(("dropped", f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"))
     rows.append(("report", str(folder / REPORT)))
     return "\n".join(f"{name:<10} {text}" for name, text in rows if text)
+
+
+def adapter_text(adapter: Mapping[str, Any]) -> str:
+    """What `adapter.summary` says, in a line."""
+    count = sum(adapter["weights"].values())
+    what = "merged into" if adapter["merged"] else "converted alone; for"
+    return (
+        f"{adapter['folder']}, rank {adapter['rank']}, alpha {adapter['alpha']}, on {' '.join(adapter['targets'])}: "
+        f"{what} {count} tensors"
+    )
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
