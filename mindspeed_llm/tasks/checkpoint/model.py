@@ -33,6 +33,9 @@ from mindspeed_llm.tasks.checkpoint.layout import (
 from mindspeed_llm.tasks.checkpoint.rules import Part, Share
 from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Family, Hf
 
+_FLAGS = {"tp": "--target-tensor-parallel-size", "mtp_num_layers": "--mtp-num-layers"}
+"""Field of `Topology` that a family may have a limit for -> what the user writes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HfTensor:
@@ -166,10 +169,10 @@ class Model:
         topology, settings = self.topology, self.settings
         check_experts(topology, settings.get("num_experts") or 0)
         for limit in self.family.limits:
-            if getattr(topology, limit.attribute) > limit.most:
+            if (found := getattr(topology, limit.attribute)) > limit.most:
                 raise UserError(
-                    f"{self.family.ids[0]}: {limit.attribute.upper()} {getattr(topology, limit.attribute)} is not "
-                    f"possible, at most {limit.most}: {limit.reason}"
+                    f"{self.family.ids[0]}: {_FLAGS[limit.attribute]} {found} is not possible, at most {limit.most}: "
+                    f"{limit.reason}"
                 )
         for refused in self.family.refused:
             if holds(refused.when, settings, topology):
