@@ -96,6 +96,11 @@ def open_adapter(
         )
     view = directory.view(adapter_key)
     rank, chosen, mtp_layers = _read_keys(view, family)
+    if directory.arguments.get("lora_r") not in (None, rank):
+        raise UserError(
+            f"{directory.folder}: its tensors have rank {rank}, but its arguments say lora_r "
+            f"{directory.arguments['lora_r']}; check that its files belong together"
+        )
     shown = {word for place in chosen for word in place.b.when.split() if word.endswith("mm_split")}
     topology = replace(
         topology,

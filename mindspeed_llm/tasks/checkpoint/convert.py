@@ -16,7 +16,6 @@ from mindspeed_llm.tasks.checkpoint.check_source import check_source
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.load import load
 from mindspeed_llm.tasks.checkpoint.model import bind
-from mindspeed_llm.tasks.checkpoint.peft_files import is_peft
 from mindspeed_llm.tasks.checkpoint.plan import TargetFile
 from mindspeed_llm.tasks.checkpoint.prepare import (
     Conversion,
@@ -46,7 +45,7 @@ def convert(request: ConversionRequest, *, progress: Progress | None = None) -> 
     if request.verify == "full":
         check_source(request.load_dir, request.load_model_type, workers=request.workers)
         if request.lora_load is not None:
-            kind = "hf" if is_peft(request.lora_load) else "mg"
+            kind = "hf" if peft_files.is_peft(request.lora_load) else "mg"
             check_source(request.lora_load, kind, workers=request.workers)
     if conversion.loaded.check is not None:
         conversion.loaded.check(request.verify == "full")

@@ -91,6 +91,8 @@ def open_wanted(
         )
     if folder is not None and folder.resolve() == request.load_dir.resolve():
         raise UserError(f"--lora-load {folder} is --load-dir; leave it out to convert the adapter in --load-dir")
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"--lora-load {folder}: expected a folder with PEFT's files, or with a Megatron checkpoint")
     if is_peft(folder or request.load_dir):
         if request.save_lora_to_hf:
             raise UserError(f"--save-lora-to-hf: {folder} holds PEFT's files already; copy them")

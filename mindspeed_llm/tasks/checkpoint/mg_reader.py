@@ -66,9 +66,10 @@ class MgDirectory:
         return self._files[path]
 
     def files(self) -> Iterator[RankFile]:
-        """All rank files."""
+        """All rank files that are there."""
         for folder in self.rank_folders:
-            yield self._open(folder)
+            if (folder / RANK_FILE).is_file():
+                yield self._open(folder)
 
     def keys(self) -> Iterable[str]:
         """The keys of the first rank's tensors, to tell storage layouts apart."""

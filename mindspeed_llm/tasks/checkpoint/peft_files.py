@@ -99,6 +99,18 @@ def open_peft(
     )
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The one file that holds an adapter's tensors.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = [path for path in (folder / WEIGHTS, folder / _OLD_WEIGHTS) if path.is_file()]
+    if not found:
+        raise UserError(f"{folder} has no {WEIGHTS} beside its {CONFIG}; copy it there")
+    return found[:1]
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -128,11 +140,9 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _stored(folder: Path, family: Family) -> dict[str, StoredHf]:
     """The tensors by their names behind PEFT's prefix."""
-    files = [path for path in (folder / WEIGHTS, folder / _OLD_WEIGHTS) if path.is_file()]
-    if not files:
-        raise UserError(f"{folder} has no {WEIGHTS}; copy it there")
+    [path] = weight_files(folder)
     found: dict[str, StoredHf] = {}
-    for full, tensor in open_weight_file(files[0]).items():
+    for full, tensor in open_weight_file(path).items():
         name = full.removeprefix(_PREFIX)
         for start, wanted in family.name_prefixes.items():
             if name.startswith(start):
@@ -140,21 +150,21 @@ def _stored(folder: Path, family: Family) -> dict[str, StoredHf]:
                 break
         if name == full or split_name(name) is None:
             raise UserError(
-                f"{files[0]}: {full} is no lora_A.weight or lora_B.weight behind {_PREFIX}; only adapters on linear "
+                f"{path}: {full} is no lora_A.weight or lora_B.weight behind {_PREFIX}; only adapters on linear "
                 "layers can be converted"
             )
         if tensor.dtype not in FLOATS:
-            raise UserError(f"{files[0]}: {full} is {tensor.dtype}; expected float32, bfloat16 or float16")
+            raise UserError(f"{path}: {full} is {tensor.dtype}; expected float32, bfloat16 or float16")
         found[name] = tensor
     for name in sorted(found):
         half = split_name(name)
         if half is not None and half.other() not in found:
             raise UserError(
-                f"{files[0]}: {_PREFIX}{name} has no {_PREFIX}{half.other()} beside it; an adapter is both: copy the "
+                f"{path}: {_PREFIX}{name} has no {_PREFIX}{half.other()} beside it; an adapter is both: copy the "
                 "file again"
             )
     if not found:
-        raise UserError(f"{files[0]} holds no tensor; copy it again")
+        raise UserError(f"{path} holds no tensor; copy it again")
     return found
 
 

@@ -50,15 +50,16 @@ def prepare(request: ConversionRequest) -> Conversion:
     Raises:
         UserError: what is asked for cannot be done; says why.
     """
-    if request.save_dir.resolve() == request.load_dir.resolve():
-        raise UserError(f"--save-dir {request.save_dir} is --load-dir; choose another folder")
-    if request.overwrite and request.load_dir.resolve().is_relative_to(request.save_dir.resolve()):
-        raise UserError(
-            f"--load-dir {request.load_dir} is in --save-dir {request.save_dir}, where --overwrite would remove it; "
-            "choose another folder"
-        )
-    if request.lora_load is not None and request.save_dir.resolve() == request.lora_load.resolve():
-        raise UserError(f"--save-dir {request.save_dir} is --lora-load; choose another folder")
+    for flag, folder in (("--load-dir", request.load_dir), ("--lora-load", request.lora_load)):
+        if folder is None:
+            continue
+        if request.save_dir.resolve() == folder.resolve():
+            raise UserError(f"--save-dir {request.save_dir} is {flag}; choose another folder")
+        if request.overwrite and folder.resolve().is_relative_to(request.save_dir.resolve()):
+            raise UserError(
+                f"{flag} {folder} is in --save-dir {request.save_dir}, where --overwrite would remove it; choose "
+                "another folder"
+            )
     loaded = load(request)
     dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
     if loaded.alone and loaded.adapter is not None:

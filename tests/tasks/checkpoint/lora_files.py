@@ -24,9 +24,9 @@ Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
 RANK, ALPHA = 4, 6
 # Which modules share their A when an adapter is on Megatron's fused layers.
 GROUPS = (
-    ("q_proj", "k_proj", "v_proj"),
+    # linear_qkv, that of latent attention included
+    ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"),
     ("gate_proj", "up_proj"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
 )
 
 
