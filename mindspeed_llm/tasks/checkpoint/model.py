@@ -35,6 +35,12 @@ from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Family, 
 
 _FLAGS = {"tp": "--target-tensor-parallel-size", "mtp_num_layers": "--mtp-num-layers"}
 """Field of `Topology` that a family may have a limit for -> what the user writes."""
+_WHOLE_ON_A_RANK = {
+    "num_attention_heads": "attention heads",
+    "mamba_num_heads": "heads of the state space",
+    "mamba_num_groups": "groups of the state space",
+}
+"""Setting -> what it counts, which no two tensor parallel ranks share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,12 +183,13 @@ class Model:
         for refused in self.family.refused:
             if holds(refused.when, settings, topology):
                 raise UserError(f"{self.family.ids[0]}: {refused.flags} is not possible: {refused.reason}")
-        heads = settings.get("num_attention_heads")
-        if heads and heads % topology.tp:
-            raise UserError(
-                f"--target-tensor-parallel-size {topology.tp} does not divide the {heads} attention heads; expected a "
-                f"divisor of {heads}"
-            )
+        for name, things in _WHOLE_ON_A_RANK.items():
+            count = settings.get(name)
+            if count and count % topology.tp:
+                raise UserError(
+                    f"--target-tensor-parallel-size {topology.tp} does not divide the {count} {things}; expected a "
+                    f"divisor of {count}"
+                )
         available = settings.get("num_nextn_predict_layers") or 0
         if topology.mtp_num_layers > available:
             raise UserError(
@@ -356,6 +363,7 @@ def bind(
     Raises:
         UserError: what is asked for cannot be; says why.
     """
+    dimensions.check(settings)
     dense = (settings.get("first_k_dense_replace") or 0) if settings.get("num_experts") else 0
     if first_k_dense is not None and not settings.get("num_experts"):
         raise UserError("--first-k-dense-replace: the model has no experts, all its layers are dense; leave it out")
