@@ -376,27 +376,20 @@ def _b_is_not_cut(place: lora.Place) -> lora.Place:
 
 
 MUTANTS = {
-    # name: (fault, split of the adapter, whether it is fused)
-    "alpha / r is forgotten": (_forgotten_scale, TP2, True),
-    "the A of keys is used for queries": (_a_of_keys_for_queries, TP2, False),
+    # name: (fault, case, whether the adapter is fused)
+    "alpha / r is forgotten": (_forgotten_scale, "llama", True),
+    "the A of keys is used for queries": (_a_of_keys_for_queries, "llama", False),
     # With one KV group on each rank, the two orders are the same.
-    "rows of B stand in another order": (_changed_places(_rows_in_another_order), ONE, True),
-    "gate and up change places": (_changed_places(_gate_and_up_swapped), TP2, True),
-    "A is not cut where columns are": (_changed_places(_a_is_not_cut), TP2, True),
-    "B is not cut where rows are": (_changed_places(_b_is_not_cut), TP2, False),
+    "rows of B stand in another order": (_changed_places(_rows_in_another_order), "llama", True),
+    "gate and up change places": (_changed_places(_gate_and_up_swapped), "llama, adapter tp 2", True),
+    "A is not cut where columns are": (_changed_places(_a_is_not_cut), "llama, adapter tp 2", True),
+    "B is not cut where rows are": (_changed_places(_b_is_not_cut), "llama, adapter tp 2", False),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_faults_show(name: str, hf_toy: HfToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault, split, fused = MUTANTS[name]
-    monkeypatch.setitem(CASES, "fault", ("llama", (*ATTENTION, *MLP), split, [PP, "2"]))
-    test_merged_is_what_arithmetic_says("fault", fused, hf_toy, _folder(tmp_path / "sound"))
+    fault, case, fused = MUTANTS[name]
     fault(monkeypatch)
     with pytest.raises((AssertionError, UserError)):
-        test_merged_is_what_arithmetic_says("fault", fused, hf_toy, _folder(tmp_path / "faulty"))
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path
+        test_merged_is_what_arithmetic_says(case, fused, hf_toy, tmp_path)
