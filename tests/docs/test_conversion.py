@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mindspeed_llm.tasks.checkpoint.command_line import make_parser, parse
 from mindspeed_llm.tasks.checkpoint.families import FAMILIES
 from mindspeed_llm.tasks.checkpoint.layout import Topology, expert_range, place, ranks
 from mindspeed_llm.tasks.checkpoint.reference import reference_page
+from tests.commands.adapters import save_adapter
 from tests.docs.pages import ROOT, blocks
 from tests.tasks.checkpoint import toys
 
@@ -75,31 +78,36 @@ def test_experts_are_drawn_where_they_go(language: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """The report of a conversion in which much happens."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """The reports of conversions in which much happens."""
     folder = tmp_path_factory.mktemp("report")
     source = toys.toy(folder / "hf", "deepseek3", vocab_size=511)
-    flags = ["--target-tensor-parallel-size", "2", "--verify", "full"]
-    toys.run(source, folder / "mg", *flags)
+    toys.run(source, folder / "mg", "--target-tensor-parallel-size", "2", "--verify", "full")
     toys.run(folder / "mg", folder / "moved", "--target-pipeline-parallel-size", "2", of="mg")
-    return {
-        name: json.loads((folder / name / "conversion_report.json").read_text(encoding="utf-8"))
-        for name in ("mg", "moved")
-    }
+    weights = toys.read_hf(source)
+    adapter = save_adapter(folder / "adapter", weights, without=r"experts\.\d|layers\.4\.")
+    toys.run(source, folder / "merged", "--lora-load", str(adapter))
+    small = {name: value.to(torch.float8_e4m3fn) for name, value in weights.items() if "_proj" in name}
+    scales = {f"{name}_scale_inv": torch.ones(-(-len(value) // 128), 1) for name, value in small.items()}
+    save_file(weights | small | scales, source / "model.safetensors")
+    toys.run(source, folder / "plain")
+    names = ("mg", "moved", "merged", "plain")
+    return {name: json.loads((folder / name / "conversion_report.json").read_text(encoding="utf-8")) for name in names}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_field_of_the_report_is_explained(language: str, report: Mapping[str, Any]) -> None:
+def test_every_field_of_the_report_is_explained(language: str, reports: Mapping[str, Any]) -> None:
     section = page(language).partition("`conversion_report.json`")[2].partition("\n## ")[0]
     explained = set(re.findall(r"`(\w+)`", section))
-    for content in report.values():
+    for content in reports.values():
         found = set(_keys(content))
         assert found - explained == set()
         assert set(content["topology"]) <= explained
+    assert "adapter" in reports["merged"] and "dequantised" in reports["plain"]["source"]
 
 
-# Keys that are names of something: of tensors, files, flags, packages, ways, fields of a topology.
-_NAMES = {"topology", "taken_how", "dropped", "dtypes", "flags", "versions"}
+# What is in these has names of something else: of tensors, files, flags, packages, ways, fields of a topology.
+_NAMES = {"topology", "taken_how", "dropped", "scale_tensors", "dtypes", "weights", "flags", "versions"}
 
 
 def _keys(content: Mapping[str, Any]) -> Iterator[str]:
