@@ -44,7 +44,7 @@ class Adapter:
     """Where it is, in the form in which it is stored."""
     source: Source
     topology: Topology
-    """Of a Megatron checkpoint how it is split; of PEFT's files only how many MTP layers it is on."""
+    """How a Megatron checkpoint is split; PEFT's files are not."""
     in_megatron: bool
     """Whether it is stored as a Megatron checkpoint."""
 

@@ -30,6 +30,8 @@ _HALF = re.compile(r".+(\.lora_(?P<half>[AB])\.default\.weight|\.weight[12]_lora
 _SWAPPED = str.maketrans("ABab", "BAba")
 # Dimensions that are the rank; the other tensors of grouped experts show it only times the number of experts.
 _RANK_DIM = {".lora_A.default.weight": 0, ".lora_B.default.weight": 1, ".weight1_lora_b": 0, ".weight2_lora_a": 1}
+_COPIES_APART = 1e-2
+"""Of the largest value: how far copies of a matrix on several ranks may differ; a step of bfloat16 is less."""
 _OTHER = {
     "lora_magnitude_vector": "is of DoRA, which is no sum of matrices; merge it where it was trained",
     "lora_embedding_": "is an adapter on an embedding, which has no table here; merge it where it was trained",
@@ -101,12 +103,7 @@ def open_adapter(
             f"{directory.folder}: its tensors have rank {rank}, but its arguments say lora_r "
             f"{directory.arguments['lora_r']}; check that its files belong together"
         )
-    shown = {word for place in chosen for word in place.b.when.split() if word.endswith("mm_split")}
-    topology = replace(
-        topology,
-        mtp_num_layers=mtp_layers,
-        mla_mm_split=shown == {"mm_split"} if len(shown) == 1 else topology.mla_mm_split,
-    )
+    topology = replace(topology, mtp_num_layers=mtp_layers, **_storage(chosen))
     model = adapter_model(family, settings, rank, chosen, topology)
     return Adapter(
         folder=directory.folder,
@@ -124,8 +121,10 @@ def open_adapter(
 def check_replicas(directory: MgDirectory, model: Model) -> None:
     """Compare what several ranks hold of an adapter: of a matrix that is not cut, only the first rank's is read.
 
+    Training computes each copy anew; what rounding makes of that is let pass.
+
     Raises:
-        UserError: it differs; names both files.
+        UserError: copies differ by more; names both files.
     """
     view = directory.view(adapter_key)
     first: dict[tuple[str, Box], tuple[str, torch.Tensor]] = {}
@@ -134,13 +133,15 @@ def check_replicas(directory: MgDirectory, model: Model) -> None:
         for tensor in model.rank_tensors(rank):
             stored = file.models[tensor.chunk][tensor.key].view().view(tensor.view)
             for name, piece in tensor.pieces:
-                found = piece.as_hf(take(stored, piece.mg_box)).contiguous()
+                found = piece.as_hf(take(stored, piece.mg_box)).float()
                 where = f"{file.path}: {tensor.chunk}/{tensor.key}"
                 known_where, known = first.setdefault((name, piece.hf_box), (where, found))
-                if not torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (known, found))):
+                apart, largest = (known - found).abs().max().item(), known.abs().max().item()
+                if not apart <= _COPIES_APART * largest:
                     raise UserError(
-                        f"{where} differs from {known_where}, of which it should be a copy; the ranks went apart in "
-                        "training, or the files are of different iterations"
+                        f"{where} differs from {known_where}, of which it should be a copy, by up to {apart:.2g} (the "
+                        f"largest value is {largest:.2g}); the ranks went apart in training, or the files are of "
+                        "different iterations"
                     )
 
 
@@ -177,6 +178,16 @@ def _read_keys(view: MgDirectory, family: Family) -> tuple[int, tuple[Place, ...
     chosen = tuple(place for index, place in enumerate(places(family)) if index in found)
     check_one_form(chosen, str(view.folder))
     return next(iter(sizes)), chosen, len(mtp)
+
+
+def _storage(chosen: tuple[Place, ...]) -> dict[str, Any]:
+    """The fields of `Topology` that the keys show, whatever the arguments say."""
+    words = {word for place in chosen for word in place.b.when.split()}
+    fields = {"mm_split": "mla_mm_split", "grouped": "moe_grouped_gemm"}
+    found: dict[str, Any] = {
+        field: word in words for word, field in fields.items() if (word in words) != (f"!{word}" in words)
+    }
+    return found | ({"transformer_impl": "local"} if "!te" in words else {})
 
 
 def _inside_layer(key: str, family: Family) -> str | None:

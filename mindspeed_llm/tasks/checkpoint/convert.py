@@ -76,7 +76,7 @@ def _write(
             on_bytes=progress.add,
         )
         if to_hf and alone is not None:
-            peft_files.write_config(staging.last, adapter_config(request, alone, conversion.loaded))
+            peft_files.write_config(staging.last, adapter_config(request, alone))
         elif to_hf:
             hf_writer.write_index(folder, plan)
             if request.hf_cfg_dir is not None:
@@ -125,7 +125,7 @@ def _verify(
             save_dir=request.save_dir,
             model_type_hf=conversion.loaded.family.ids[0],
             hf_cfg_dir=staging.last if to_hf else None,
-            lora_r=loaded.adapter.rank if loaded.alone and loaded.adapter is not None else None,
+            save_lora_to_hf=loaded.alone,
         )
         if loaded.alone:
             return load(itself).source

@@ -13,7 +13,7 @@ from mindspeed_llm.tasks.checkpoint.adapter_reader import base_key, has_adapter,
 from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, language_model, with_layers_of
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
 from mindspeed_llm.tasks.checkpoint.layout import Topology
-from mindspeed_llm.tasks.checkpoint.load_lora import OpenAdapter, open_wanted, refuse_unwanted
+from mindspeed_llm.tasks.checkpoint.load_lora import OpenAdapter, open_wanted, refuse_unclear, refuse_unwanted
 from mindspeed_llm.tasks.checkpoint.merge import MergedSource
 from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, padded_rows, topology_of
 from mindspeed_llm.tasks.checkpoint.model import HfTensor, bind
@@ -58,6 +58,7 @@ def _load_hf(request: ConversionRequest) -> Loaded:
     alone = is_peft(request.load_dir)
     if alone:
         refuse_unwanted(request)
+        refuse_unclear(request)
         if request.hf_cfg_dir is None:
             raise UserError(
                 f"--load-dir {request.load_dir} holds an adapter alone; give the folder of the model that it is for "
@@ -94,6 +95,8 @@ def _load_mg(request: ConversionRequest) -> Loaded:
     adapted = has_adapter(everything)
     if adapted:
         refuse_unwanted(request)
+        if not has_base(everything):
+            refuse_unclear(request)
         directory = everything.view(base_key)
         topology = topology_of_adapter(everything, request.loaded)
     else:

@@ -31,6 +31,12 @@ Check = Callable[[Source, Mapping[str, HfTensor], bool], None]
 """Compares values, given the model that the adapter is merged into (its source, its tensors), and whether in full."""
 
 
+_WHAT_TO_GIVE = (
+    "To merge it, give --lora-r (its rank), or, where it stands alone, the model in --load-dir and it in --lora-load. "
+    "To convert it alone, add --save-lora-to-hf for PEFT's files, or --lora-target-modules for a Megatron adapter"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenAdapter:
     """An adapter, and how to see whether its files are what they should be."""
@@ -53,11 +59,17 @@ def refuse_unwanted(request: ConversionRequest) -> None:
             "a folder without an adapter"
         )
     if not request.wants_lora:
-        raise UserError(
-            f"--load-dir {request.load_dir} holds a LoRA adapter. To merge it, give --lora-r (its rank), or, where it "
-            "stands alone, the model in --load-dir and it in --lora-load. To convert it alone, add --save-lora-to-hf "
-            "for PEFT's files, or --lora-target-modules for a Megatron adapter"
-        )
+        raise UserError(f"--load-dir {request.load_dir} holds a LoRA adapter. {_WHAT_TO_GIVE}")
+
+
+def refuse_unclear(request: ConversionRequest) -> None:
+    """Refuse an input that is an adapter alone where the flags do not say that the output shall be one, too.
+
+    Raises:
+        UserError: says what to give.
+    """
+    if not (request.save_lora_to_hf if request.save_model_type == "hf" else request.lora_target_modules):
+        raise UserError(f"--load-dir {request.load_dir} holds a LoRA adapter and no model. {_WHAT_TO_GIVE}")
 
 
 def open_wanted(

@@ -146,10 +146,9 @@ def _lora_arguments(adapter: Adapter) -> dict[str, Any]:
     return {"lora_r": adapter.rank, "lora_alpha": adapter.alpha, "lora_target_modules": adapter.targets}
 
 
-def adapter_config(request: ConversionRequest, adapter: Adapter, loaded: Loaded) -> dict[str, Any]:
+def adapter_config(request: ConversionRequest, adapter: Adapter) -> dict[str, Any]:
     """The adapter_config.json of an output that is an adapter in PEFT's files."""
-    folder = None if request.hf_cfg_dir is None else str(request.hf_cfg_dir)
-    return peft_config(adapter, loaded.config.get("_name_or_path") or folder)
+    return peft_config(adapter, None if request.hf_cfg_dir is None else str(request.hf_cfg_dir))
 
 
 def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from mindspeed_llm.tasks.checkpoint.slabs import assemble
 from tests.tasks.checkpoint import lora_files, toys
 from tests.tasks.checkpoint.lora_files import ALPHA, ONE, PP2, RANK, TP2, TP2_VPP, Pairs, Split
 from tests.tasks.checkpoint.test_layout import EP, PP, TP, VPP
-from tests.tasks.checkpoint.test_lora_merge import ATTENTION, LATENT, MLP, HfToy, make
+from tests.tasks.checkpoint.test_lora_merge import ATTENTION, LATENT, MLP, HfToy, expect_close, make
 
 FUSED = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 SINGLE = ("linear_q", "linear_k", "linear_v", "linear_proj", "linear_fc1_gate", "linear_fc1_up", "linear_fc2")
@@ -159,6 +159,65 @@ def test_keys_and_values_by_hand(
         assert found[path].keys() == tensors.keys()
         for key, value in tensors.items():
             assert found[path][key].shape == value.shape and torch.equal(found[path][key], value), key
+
+
+FAMILIES = {
+    # toy: last names of the modules, Megatron's layers
+    "phi3": (("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), FUSED),
+    "glm4": ((*ATTENTION, "gate_up_proj", "down_proj"), ("linear_q", "linear_k", "linear_v", *FUSED[1:])),
+    "gemma3": (("q_proj", "k_proj", "v_proj", "up_proj"), ("linear_q", "linear_k", "linear_v", "linear_fc1_up")),
+    "gpt-oss": (ATTENTION, ("linear_q", "linear_k", "linear_v", "linear_proj")),
+    "mamba2": (("in_proj", "out_proj"), ("in_proj", "out_proj")),
+    "longcat": (LATENT, LATENT_SINGLE),
+    "bailing_mini": (("query_key_value", "dense"), ("linear_qkv", "linear_proj")),
+    "qwen3-next": (
+        (*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"),
+        ("q_proj", "k_proj", "v_proj", "linear_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"),
+    ),
+}
+
+
+@pytest.mark.parametrize("toy", FAMILIES)
+def test_other_families_there_and_back(toy: str, hf_toy: HfToy, tmp_path: Path) -> None:
+    """Packed projections, two attentions in a layer, layers of several kinds; merged as arithmetic says, too."""
+    leaves, targets = FAMILIES[toy]
+    made = make(hf_toy, toy, leaves, shared=False)
+    source = lora_files.save_peft(tmp_path / "peft", made.pairs)
+    flags = [PP, "2", *([] if toy == "qwen3-next" else [TP, "2"])]
+    form = ["--hf-cfg-dir", str(made.hf), "--lora-target-modules", *targets]
+    toys.run(source, tmp_path / "adapter", *form, *flags)
+    toys.run(tmp_path / "adapter", tmp_path / "back", "--save-lora-to-hf", of="mg", to="hf")
+    expect_peft(tmp_path / "back", made.pairs)
+    mtp = ["--mtp-num-layers", "1"] if made.config.get("num_nextn_predict_layers") else []
+    toys.run(made.hf, tmp_path / "mg", *mtp)
+    toys.run(tmp_path / "mg", tmp_path / "merged", "--lora-load", str(tmp_path / "adapter"), of="mg", to="hf")
+    expect_close(tmp_path / "merged", made.expected)
+
+
+def test_adapters_on_mtp_layers_stay_in_megatron(hf_toy: HfToy, tmp_path: Path) -> None:
+    """No class of transformers has those layers: in PEFT's files they are named as dropped."""
+    made = make(hf_toy, "deepseek32", LATENT, shared=True)
+    adapter = lora_files.save_megatron(tmp_path / "adapter", made.pairs, made.config, ONE, mtp_num_layers=1)
+    path = adapter / "iter_0000020" / "mp_rank_00" / "model_optim_rng.pt"
+    content = torch.load(path, weights_only=False)
+    for key in [key for key in content["model"] if key.startswith("decoder.layers.0.")]:
+        mtp = key.replace("decoder.layers.0.", "mtp.layers.0.transformer_layer.")
+        content["model"][mtp] = content["model"][key] + 1
+    torch.save(content, path)
+    flags = ["--hf-cfg-dir", str(made.hf)]
+    done = toys.run(adapter, tmp_path / "peft", "--save-lora-to-hf", *flags, of="mg", to="hf")
+    expect_peft(tmp_path / "peft", made.pairs)
+    dropped = done.report["source"]["dropped"]
+    assert sorted(dropped) == [
+        f"model.layers.4.self_attn.{name}.lora_{half}.weight" for name in sorted(LATENT) for half in "AB"
+    ]
+    # Between splits of Megatron it stays.
+    moved = ["--lora-target-modules", *LATENT_FUSED, "--mtp-num-layers", "1", TP, "2"]
+    toys.run(adapter, tmp_path / "moved", *flags, *moved, of="mg", to="mg")
+    toys.run(tmp_path / "moved", tmp_path / "again", *flags, *moved[:-2], of="mg", to="mg")
+    before, after = toys.read_mg(adapter), toys.read_mg(tmp_path / "again")
+    [one], [other] = before.values(), after.values()
+    assert one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
 
 
 def test_between_the_forms(hf_toy: HfToy, tmp_path: Path) -> None:

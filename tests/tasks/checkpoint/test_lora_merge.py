@@ -47,7 +47,7 @@ def make(hf_toy: HfToy, name: str, leaves: Sequence[str], *, shared: bool, mtp: 
     hf = hf_toy(name)
     config = json.loads((hf / "config.json").read_text())
     weights = toys.read_hf(hf)
-    count = config["num_hidden_layers"]
+    count = config.get("num_hidden_layers") or config["num_layers"]
     own = {key: value for key, value in weights.items() if mtp or not key.startswith(f"model.layers.{count}.")}
     pairs = lora_files.random_pairs(lora_files.shapes_of(own, leaves), shared=shared, rank=rank)
     return Made(hf=hf, config=config, weights=weights, pairs=pairs)
