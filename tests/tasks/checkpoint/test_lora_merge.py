@@ -301,19 +301,40 @@ def test_four_matrices_of_latent_attention(hf_toy: HfToy, tmp_path: Path) -> Non
         expect_close(tmp_path / f"merged{number}", expected)
 
 
-def test_sixteen_bit(hf_toy: HfToy, tmp_path: Path) -> None:
-    """The base's dtype stays, and each element is rounded once more than arithmetic in float64 would."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit(dtype: torch.dtype, hf_toy: HfToy, tmp_path: Path) -> None:
+    """The base's dtype stays, and no other number of that dtype is nearer."""
     made = make(hf_toy, "qwen3", ("q_proj", "k_proj", "v_proj", "down_proj"), shared=True)
-    weights = {name: value.bfloat16() for name, value in made.weights.items()}
+    weights = {name: value.to(dtype) for name, value in made.weights.items()}
     hf = toys.save_hf(tmp_path / "hf", made.config, weights)
     pairs = {name: (a.bfloat16(), b) for name, (a, b) in made.pairs.items()}
     lora_files.save_megatron(tmp_path / "adapter", pairs, made.config, TP2)
     toys.run(hf, tmp_path / "mg", TP, "2")
     toys.run(tmp_path / "mg", tmp_path / "merged", "--lora-load", str(tmp_path / "adapter"), of="mg", to="hf")
     found = toys.read_hf(tmp_path / "merged")
-    for name, value in lora_files.merged({n: w.float() for n, w in weights.items()}, pairs).items():
-        assert torch.equal(found[name], value.bfloat16()), name
+    for name, value in lora_files.merged({n: w.double() for n, w in weights.items()}, pairs).items():
+        assert found[name].dtype == dtype
+        _expect_nearest(found[name], value)
     toys.run(hf, tmp_path / "wide", "--lora-load", str(tmp_path / "adapter"), "--params-dtype", "fp32")
+
+
+def _expect_nearest(found: torch.Tensor, exact: torch.Tensor) -> None:
+    error = (found.double() - exact).abs()
+    for step in (-1, 1):
+        neighbour = (found.view(torch.int16) + step).view(found.dtype).double()
+        assert (error <= (neighbour - exact).abs()).all()
+
+
+def test_values_are_rounded_once() -> None:
+    """Just above the middle between two numbers of 16 bit, by less than float32 can tell."""
+    for dtype, digits in ((torch.bfloat16, 8), (torch.float16, 11)):
+        tie, up = 1 + 2.0**-digits, 1 + 2.0 ** (1 - digits)
+        rows = [(tie + 2.0**-40, up), (tie, 1), (tie - 2.0**-40, 1), (-tie - 2.0**-40, -up), (2.0**-160, 0)]
+        rows.append((-1e300, float("-inf")))
+        exact, expected = torch.tensor(rows, dtype=torch.float64).T
+        assert torch.equal(merge.rounded(exact, dtype), expected.to(dtype))
+        assert merge.rounded(exact * float("nan"), dtype).isnan().all()
+        assert exact[0].to(dtype) == 1, "torch rounds once by itself now"
 
 
 def test_values_do_not_depend_on_the_part_that_is_read(hf_toy: HfToy, tmp_path: Path) -> None:
