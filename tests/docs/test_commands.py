@@ -220,6 +220,28 @@ def test_convert(command: Command, converted: Converted) -> None:
         assert (output / "model.safetensors").is_file() and (output / "tokenizer.json").is_file()
 
 
+_EXCERPT = re.compile(
+    r"(converted|read|how|written|verified|report) {2,}"  # the summary
+    r"|iter_0000001/mp_rank_00/| {2,}model/| {40,}\+ "  # the table of --dry-run
+)
+
+
+def test_what_conversions_print(converted: Converted) -> None:
+    """The excerpts of the page are what its commands print here; times and memory are of another day."""
+    printed = {" ".join(line.split()) for command in CONVERSIONS for line in converted.run(command).splitlines()}
+    shown = [
+        " ".join(line.split())
+        for page in PAGES
+        for body in blocks(page, "text")
+        for line in body.splitlines()
+        if re.match(
+            r"(converted|read|how|written|verified|report) {2,}| {2,}model/| {40,}\+ |iter_0000001/mp_rank_00/", line
+        )
+    ]
+    assert len(shown) == 2 * 11
+    assert [line for line in shown if line not in printed] == []
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize("command", OTHERS, ids=ids(OTHERS))
 def test_other_command(command: Command, trained: Trained) -> None:
