@@ -158,7 +158,9 @@ def read_report(folder: Path) -> dict[str, Any] | None:
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
-    """The files that the conversion into `folder` wrote, with their sizes; empty where there is no report of it."""
+    """The files that the conversion into `folder` wrote, with their sizes, and the report at the end; empty where there
+    is no report of it.
+    """
     report = read_report(folder)
     if report is None:
         return {}

@@ -34,7 +34,7 @@ class Staging:
             folder: the output folder; may exist, but hold no weights.
             nbytes: what will be written, to check free space before anything is.
             earlier: the files of an earlier conversion and their sizes, which may be there and are replaced; None
-                where that is not wanted.
+                where that is not wanted. They are removed in this order: what says that they may be stands last.
 
         Raises:
             UserError: it holds weights, cannot be made or written, is being written, or the disk is too full.
@@ -109,11 +109,10 @@ class Staging:
     def _remove_earlier(self) -> None:
         # What makes it a checkpoint goes first: nobody must find half of it.
         names = {path.name for path in self.last.iterdir()}
-        for name in sorted(self._earlier, key=lambda name: (name not in names, name)):
+        for name in sorted(self._earlier, key=lambda name: name not in names):
             (self._target / name).unlink(missing_ok=True)
             if name in names:
                 sync_folder(self._target)
-        for name in self._earlier:
             for parent in (self._target / name).parents:
                 if parent == self._target:
                     break
