@@ -46,9 +46,19 @@ def merged(weights: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tens
         if f"{prefix}.lora_A.weight" not in adapter:
             return weight
         a, b = (adapter[f"{prefix}.lora_{half}.weight"].double() for half in "AB")
-        return (weight.double() + ALPHA / RANK * b @ a).to(weight.dtype)
+        return _nearest(weight.double() + ALPHA / RANK * b @ a, weight.dtype)
 
     return {name: of(name, weight) for name, weight in weights.items()}
+
+
+def _nearest(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The nearest numbers of a dtype of 16 bit: torch rounds twice, and may give the one beside it."""
+    assert dtype.itemsize == 2
+    near = exact.to(dtype)
+    for step in (-1, 1):
+        other = (near.view(torch.int16) + step).view(dtype)
+        near = torch.where((other.double() - exact).abs() < (near.double() - exact).abs(), other, near)
+    return near
 
 
 def _modules(weights: Mapping[str, torch.Tensor], without: str) -> Iterator[tuple[str, str, torch.Tensor]]:
