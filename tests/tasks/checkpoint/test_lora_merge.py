@@ -135,6 +135,10 @@ def test_merged_is_what_peft_merges(toy: str, leaves: Sequence[str], hf_toy: HfT
     for name, value in by_peft.items():
         error = (merged[name] - value).abs().max().item()
         assert error <= 1e-6 * value.abs().max().item(), f"{name}: {error}"
+    # From Hugging Face, too.
+    toys.run(hf, tmp_path / "direct", "--lora-load", str(tmp_path / "peft"), TP, "2")
+    toys.run(tmp_path / "merged", tmp_path / "again", TP, "2")
+    expect_same_mg(tmp_path / "direct", tmp_path / "again")
 
 
 def test_fused_adapters_are_what_peft_merges_with_one_a(hf_toy: HfToy, tmp_path: Path) -> None:
