@@ -13,6 +13,7 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import hf_writer, mg_writer, peft_files
 from mindspeed_llm.tasks.checkpoint.check_source import check_source
+from mindspeed_llm.tasks.checkpoint.copies import say_lost_values
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.load import load
 from mindspeed_llm.tasks.checkpoint.model import bind
@@ -49,6 +50,10 @@ def convert(request: ConversionRequest, *, progress: Progress | None = None) -> 
             check_source(request.lora_load, kind, workers=request.workers)
     if conversion.loaded.check is not None:
         conversion.loaded.check(request.verify == "full")
+    if request.verify != "none":
+        plan, source = conversion.plan, conversion.loaded.source
+        plan = say_lost_values(plan, conversion.model, source, full=request.verify == "full")
+        conversion = replace(conversion, plan=plan)
     try:
         with progress or Progress(show=False) as counted:
             report = _write(request, conversion, counted, started)

@@ -23,6 +23,7 @@ from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import WithCopies
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_MTP_KEY = "num_nextn_predict_layers"
 _HF_DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -156,6 +157,8 @@ def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, A
     loaded, layers = conversion.loaded, conversion.model.layers
     if loaded.config:
         config = config_of_layers(loaded.family, loaded.config, layers, loaded.settings["num_layers"])
+        if loaded.family.mtp and config.get(_MTP_KEY):
+            config[_MTP_KEY] = conversion.model.topology.mtp_num_layers
     else:
         config = to_hf_config(loaded.family, output_settings(request, conversion))
         config["dtype"] = _most_common_dtype(conversion.plan)
