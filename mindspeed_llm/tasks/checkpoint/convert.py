@@ -13,7 +13,8 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import hf_writer, mg_writer, peft_files
 from mindspeed_llm.tasks.checkpoint.check_source import check_source
-from mindspeed_llm.tasks.checkpoint.copies import say_lost_values
+from mindspeed_llm.tasks.checkpoint.copies import refuse_second_head, say_lost_values
+from mindspeed_llm.tasks.checkpoint.earlier import earlier_files
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.load import load
 from mindspeed_llm.tasks.checkpoint.model import bind
@@ -27,7 +28,7 @@ from mindspeed_llm.tasks.checkpoint.prepare import (
     prepare,
 )
 from mindspeed_llm.tasks.checkpoint.progress import Progress
-from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256, sizes_in
+from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import Renamed, Source, WithCopies
 from mindspeed_llm.tasks.checkpoint.staging import Staging, write_text
@@ -50,6 +51,7 @@ def convert(request: ConversionRequest, *, progress: Progress | None = None) -> 
             check_source(request.lora_load, kind, workers=request.workers)
     if conversion.loaded.check is not None:
         conversion.loaded.check(request.verify == "full")
+    refuse_second_head(conversion.plan, conversion.model, conversion.loaded.source)
     if request.verify != "none":
         plan, source = conversion.plan, conversion.loaded.source
         plan = say_lost_values(plan, conversion.model, source, full=request.verify == "full")
@@ -69,8 +71,12 @@ def _write(
 ) -> Mapping[str, Any]:
     plan, to_hf = conversion.plan, request.save_model_type == "hf"
     alone = conversion.loaded.adapter if conversion.loaded.alone else None
-    earlier = sizes_in(request.save_dir) if request.overwrite else None
-    with Staging(request.save_dir, nbytes=plan.nbytes, earlier=earlier) as staging, WriteBack() as disk:
+    earlier = earlier_files(request.save_dir) if request.overwrite else None
+    workers = request.workers
+    with (
+        Staging(request.save_dir, nbytes=plan.nbytes, earlier=earlier, workers=workers) as staging,
+        WriteBack() as disk,
+    ):
         folder = staging.folder
         progress.begin("converted", plan.nbytes)
         checksums = fill(

@@ -157,17 +157,6 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     return report
 
 
-def sizes_in(folder: Path) -> dict[str, int]:
-    """The files that the conversion into `folder` wrote, with their sizes, and the report at the end; empty where there
-    is no report of it.
-    """
-    report = read_report(folder)
-    if report is None:
-        return {}
-    sizes = {name: file["bytes"] for name, file in report["output"]["files"].items()}
-    return sizes | {REPORT: (folder / REPORT).stat().st_size}
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
