@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.adapter import Adapter, modules_of, targets_of
+from mindspeed_llm.tasks.checkpoint.adapter import Adapter, as_target, modules_of, targets_of
 from mindspeed_llm.tasks.checkpoint.adapter_reader import (
     base_key,
     check_replicas,
@@ -24,6 +25,7 @@ from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, padded_rows
 from mindspeed_llm.tasks.checkpoint.model import HfTensor, bind
 from mindspeed_llm.tasks.checkpoint.peft_files import is_peft, open_peft
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
+from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
 from mindspeed_llm.tasks.checkpoint.sources import MgSource, Source
 from mindspeed_llm.tasks.checkpoint.tables import Family
 
@@ -115,7 +117,28 @@ def open_wanted(
     else:
         found = _apart(request, MgDirectory(folder), family, settings)
     _check_flags(request, found.adapter, alone)
-    return found
+    if type(found.adapter.alpha) not in (int, float) or not math.isfinite(found.adapter.alpha):
+        raise UserError(
+            f"{found.adapter.folder}: its arguments say lora_alpha {found.adapter.alpha!r}; expected a number. Give "
+            "--lora-alpha, the one that it was trained with, after removing it from the arguments"
+        )
+    return replace(found, check_replicas=partial(_check_values, found))
+
+
+def _check_values(found: OpenAdapter) -> None:
+    """Refuse an adapter that would make the model's weights no numbers, and one whose files contradict each other."""
+    adapter = found.adapter
+    for name, tensor in adapter.tensors.items():
+        target = as_target(tensor, adapter.source)
+        for box in slabs(target):
+            values = assemble(target, box, adapter.source)
+            if not values.isfinite().all():
+                raise UserError(
+                    f"{adapter.folder}: {name} holds {float(values[~values.isfinite()][0])}; expected finite numbers. "
+                    "The training diverged, or the file is damaged: take an earlier checkpoint, or copy it again"
+                )
+    if found.check_replicas is not None:
+        found.check_replicas()
 
 
 def _in_megatron(

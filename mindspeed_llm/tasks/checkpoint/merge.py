@@ -39,9 +39,10 @@ class MergedSource:
     """A model's source with an adapter merged into its tensors.
 
     An element is w + scale * sum over k of b_k * a_k. The sum runs over k from first to last, one element at a time,
-    in float64, in which the products of float32 are exact; then it is multiplied, added, and rounded once to the dtype
-    of the tensor. So it depends on nothing but w, b and a; a product of matrices would not promise that, since its
-    order of summation may depend on the part that is asked for.
+    in float64, in which the products of float32 are exact; then it is multiplied and added. It is given out in float64:
+    whoever puts it into place rounds it once, to the dtype that is written there. So it depends on nothing but w, b and
+    a; a product of matrices would not promise that, since its order of summation may depend on the part that is asked
+    for.
 
     Raises:
         UserError: the adapter is for a tensor that the model has not, or that is not in floating point.
@@ -91,7 +92,7 @@ class MergedSource:
             yield from self._base.read(name, box)
             return
         for part, values in self._base.read(name, box):
-            merged = values.clone(memory_format=torch.contiguous_format)
+            merged = values.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
             for delta in self._deltas[name]:
                 shared = intersect(delta.box, part)
                 if shared is not None:
@@ -111,32 +112,18 @@ class MergedSource:
         b = self._half(delta.b, (*rows, rank)).flatten(0, -2)
         a = self._half(delta.a, (rank, *columns)).flatten(1)
         flat = weight.reshape(b.shape[0], a.shape[1])
-        found = torch.empty(flat.shape, dtype=weight.dtype)
+        found = torch.empty(flat.shape, dtype=torch.float64)
         step = max(_BLOCK // max(a.shape[1], 1), 1)
         for start in range(0, b.shape[0], step):
             block = slice(start, start + step)
             total = torch.zeros(found[block].shape, dtype=torch.float64)
             for k in range(self._adapter.rank):
                 total.addcmul_(b[block, k : k + 1], a[k : k + 1])
-            found[block] = rounded(total.mul_(self._adapter.scale).add_(flat[block]), weight.dtype)
+            found[block] = total.mul_(self._adapter.scale).add_(flat[block])
         return found.view(shape_of(box))
 
     def _half(self, tensor: HfTensor, box: Box) -> torch.Tensor:
         return assemble(as_target(tensor, self._adapter.source), box, self._adapter.source).double()
-
-
-def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values in float64 as `dtype`, rounded once. torch goes to 16 bit by way of float32, and would round twice."""
-    if dtype.itemsize >= torch.float32.itemsize:
-        return values.to(dtype)
-    near = values.float()
-    back = near.double()
-    # Rounded to odd: towards zero, with the last bit set where something was cut off. The last bit of 24 decides
-    # between two values of 11 or 8 bits only where they would tie.
-    bits = near.view(torch.int32)
-    bits = torch.where(back.abs() > values.abs(), bits - 1, bits)
-    bits = torch.where(back != values, bits | 1, bits)
-    return bits.view(torch.float32).to(dtype)
 
 
 def check_same(

@@ -7,6 +7,7 @@ tensors `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and `..
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -121,7 +122,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not the configuration of an adapter ({error!r})") from None
     if kind != "LORA":
         raise UserError(f"{path}: peft_type {kind!r}; expected LORA")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
         raise UserError(f"{path}: r {rank!r}, lora_alpha {alpha!r}; expected a whole number above 0, and a number")
     for name, harmless in _PLAIN.items():
         if config.get(name) not in harmless:

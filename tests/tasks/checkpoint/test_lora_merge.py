@@ -15,7 +15,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import adapter, lora, merge
 from mindspeed_llm.tasks.checkpoint.prepare import prepare
 from mindspeed_llm.tasks.checkpoint.rules import ROWS, WHOLE
-from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
+from mindspeed_llm.tasks.checkpoint.slabs import assemble, rounded, slabs
 from tests.tasks.checkpoint import lora_files, toys
 from tests.tasks.checkpoint.lora_files import ALPHA, EP2, ONE, PP2, RANK, TP2, TP2_VPP, Pairs, Split
 from tests.tasks.checkpoint.test_convert import expect_same_mg
@@ -319,7 +319,22 @@ def test_sixteen_bit(dtype: torch.dtype, hf_toy: HfToy, tmp_path: Path) -> None:
     for name, value in lora_files.merged({n: w.double() for n, w in weights.items()}, pairs).items():
         assert found[name].dtype == dtype
         _expect_nearest(found[name], value)
-    toys.run(hf, tmp_path / "wide", "--lora-load", str(tmp_path / "adapter"), "--params-dtype", "fp32")
+    # In fp32 nothing of the sum is lost to the base's dtype.
+    toys.run(
+        tmp_path / "mg",
+        tmp_path / "wide",
+        "--lora-load",
+        str(tmp_path / "adapter"),
+        "--params-dtype",
+        "fp32",
+        of="mg",
+        to="hf",
+    )
+    found = toys.read_hf(tmp_path / "wide")
+    exact = lora_files.merged({n: w.double() for n, w in weights.items()}, pairs)
+    for name, value in exact.items():
+        assert found[name].dtype == torch.float32
+        assert (found[name].double() - value).abs().max() <= 2**-23 * value.abs().max(), name
 
 
 def _expect_nearest(found: torch.Tensor, exact: torch.Tensor) -> None:
@@ -336,8 +351,8 @@ def test_values_are_rounded_once() -> None:
         rows = [(tie + 2.0**-40, up), (tie, 1), (tie - 2.0**-40, 1), (-tie - 2.0**-40, -up), (2.0**-160, 0)]
         rows.append((-1e300, float("-inf")))
         exact, expected = torch.tensor(rows, dtype=torch.float64).T
-        assert torch.equal(merge.rounded(exact, dtype), expected.to(dtype))
-        assert merge.rounded(exact * float("nan"), dtype).isnan().all()
+        assert torch.equal(rounded(exact, dtype), expected.to(dtype))
+        assert rounded(exact * float("nan"), dtype).isnan().all()
         assert exact[0].to(dtype) == 1, "torch rounds once by itself now"
 
 

@@ -363,6 +363,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "some layers": ({"layers_to_transform": [1]}, "layers_to_transform"),
     "pissa": ({"init_lora_weights": "pissa_niter_4"}, "changed the weights of the model, too"),
     "another kind": ({"peft_type": "LOHA"}, "peft_type 'LOHA'; expected LORA"),
+    "alpha is no number": ({"lora_alpha": float("nan")}, "r 4, lora_alpha nan; expected"),
+    "alpha is infinite": ({"lora_alpha": float("inf")}, "r 4, lora_alpha inf; expected"),
+    "alpha is true": ({"lora_alpha": True}, "r 4, lora_alpha True; expected"),
     "no rank": ({"r": None}, "r None, lora_alpha 6; expected a whole number above 0"),
     "another rank": (
         {"r": 8},
@@ -416,6 +419,14 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     "a whole module": (
         {"base_model.model.lm_head.weight": torch.zeros(509, 48)},
         "lm_head.weight is no lora_A.weight or lora_B.weight behind",
+    ),
+    "not a number": (
+        {f"{Q}A.weight": torch.full((4, 48), float("nan"))},
+        r"layers\.1\.self_attn\.q_proj\.lora_A\.weight holds nan; expected finite numbers",
+    ),
+    "an infinite number": (
+        {f"{Q}A.weight": torch.eye(4, 48).div(torch.tensor([1.0, 1, 0, 1])[:, None]).nan_to_num(0, float("inf"))},
+        r"q_proj\.lora_A\.weight holds inf",
     ),
     "another dtype": ({f"{Q}A.weight": torch.zeros(4, 48, dtype=torch.float64)}, "is torch.float64; expected float32"),
 }
