@@ -10,15 +10,22 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import families
 from mindspeed_llm.tasks.checkpoint.adapter import Adapter
 from mindspeed_llm.tasks.checkpoint.adapter_reader import base_key, has_adapter, has_base, topology_of_adapter
-from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config, from_megatron, language_model, with_layers_of
+from mindspeed_llm.tasks.checkpoint.arguments import (
+    from_hf_config,
+    from_megatron,
+    language_model,
+    layer_counts,
+    with_layers_of,
+)
+from mindspeed_llm.tasks.checkpoint.contradictions import refuse_contradicted, refuse_impossible, said_by
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, read_config
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.load_lora import OpenAdapter, open_wanted, refuse_unclear, refuse_unwanted
 from mindspeed_llm.tasks.checkpoint.merge import MergedSource
-from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, padded_rows, topology_of
+from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, padded_rows, refuse_lost_layers, topology_of
 from mindspeed_llm.tasks.checkpoint.model import HfTensor, bind
 from mindspeed_llm.tasks.checkpoint.peft_files import is_peft
-from mindspeed_llm.tasks.checkpoint.quantised import Dequantised, open_source
+from mindspeed_llm.tasks.checkpoint.quantised import Dequantised, open_source, refuse_other_types
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import MgSource, Source
 from mindspeed_llm.tasks.checkpoint.tables import Family
@@ -100,21 +107,26 @@ def _load_mg(request: ConversionRequest) -> Loaded:
         directory = everything.view(base_key)
         topology = topology_of_adapter(everything, request.loaded)
     else:
-        topology = topology_of(directory, request.loaded)
+        with said_by(str(directory.any_file.path)):
+            topology = topology_of(directory, request.loaded)
     config: Mapping[str, Any] = {}
     if request.hf_cfg_dir is not None:
         config = language_model(read_config(request.hf_cfg_dir))
         where = str(request.hf_cfg_dir / "config.json")
         family = families.of_config(config, where, requested=request.model_type_hf)
+        refuse_lost_layers(directory, topology, request.loaded, layer_counts(family, arguments, config))
         config = with_layers_of(family, config, arguments, len(topology.noop_layers))
         settings = from_hf_config(family, config, where)
+        refuse_contradicted(family, settings, directory.arguments, str(directory.any_file.path), where)
     else:
         where = str(directory.any_file.path)
         requested = request.model_type_hf or arguments.get("model_type_hf")
         if requested is None:
             raise UserError(f"{where} does not say of which family it is; give --model-type-hf or --hf-cfg-dir")
         family = families.by_id(requested)
+        refuse_lost_layers(directory, topology, request.loaded, layer_counts(family, arguments))
         settings = from_megatron(family, arguments, where)
+    refuse_impossible(family, settings, arguments, str(directory.any_file.path))
     if "transformer_impl" not in request.loaded and any(refused.when == "te" for refused in family.refused):
         # Names have one form only, whatever the arguments say that training computes with.
         topology = replace(topology, transformer_impl="local")
@@ -131,7 +143,8 @@ def _load_mg(request: ConversionRequest) -> Loaded:
     found = open_wanted(request, family, settings, everything if adapted else None, topology, alone=alone)
     if alone:
         return _alone(family, settings, config, found)
-    model = bind(family, settings, topology)
+    with said_by(str(directory.any_file.path)):
+        model = bind(family, settings, topology)
     loaded = Loaded(
         family=family, settings=settings, config=config, source=MgSource(directory, model), topology=topology
     )
@@ -140,6 +153,7 @@ def _load_mg(request: ConversionRequest) -> Loaded:
 
 def _merged(loaded: Loaded, found: OpenAdapter | None, tensors: Mapping[str, HfTensor]) -> Loaded:
     """The source with an adapter merged into it, if there is one."""
+    refuse_other_types(loaded.source, tensors)
     if found is None:
         return loaded
 
