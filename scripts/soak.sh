@@ -9,6 +9,11 @@
 #                              kill all ranks of a toy's training at random moments inside a save (20 times, half of
 #                              them with save_async), resume each time, and compare with a run that was never killed.
 #                              [about 3 minutes on 2 cores]
+#   convert_grid [--family NAME] [--rows N] [--seed N]
+#                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
+#                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
+#                              that it should be. How parameters are stored follows from the seed. NAME is a toy or a
+#                              value of --model-type-hf.  [about 10 minutes on one core]
 #
 # Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
 set -euo pipefail
@@ -63,6 +68,11 @@ job_kill_while_saving() {
     OMP_NUM_THREADS=1 "$PY" -m tests.support.kill "$@"
 }
 
+job_convert_grid() {
+    setup_environment "$here" dev
+    OMP_NUM_THREADS=1 "$PY" -m tests.tasks.checkpoint.grid "$@"
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -73,5 +83,6 @@ case "${1:-}" in
 "") usage >&2 && die "which job?" ;;
 sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2, kill_while_saving)" ;;
+convert_grid) job_convert_grid "${@:2}" ;;
+*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, convert_grid)" ;;
 esac

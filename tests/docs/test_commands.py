@@ -2,8 +2,8 @@
 
 Training commands run in a folder where toy models and small data stand under the names that the pages use
 (workplace.py): once as written with `--check`, for as many ranks as they ask for, and once for real on 1 or 2 ranks,
-shortened by `SHORTER`. Preprocessing commands run there as they are. Commands that install or need an accelerator, and
-benchmarks (tests/benchmarks runs these), are parsed.
+shortened by `SHORTER`. Preprocessing and conversions run there as they are. Commands that install or need an
+accelerator, and benchmarks (tests/benchmarks runs these), are parsed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import workplace
+from tests.docs.conversion import Converted, conversion_arguments
 from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks, yaml_files
 from tests.docs.preprocessing import Preprocessed, preprocess_arguments, value_of
 from tests.docs.pretraining import is_ours
@@ -83,7 +84,12 @@ TRAINING = [
 ]
 CHECKED = [command for command in COMMANDS if training_arguments(command) not in (None, ["--help"])]
 PREPROCESSING = [command for command in COMMANDS if preprocess_arguments(command) not in (None, ["--help"])]
-OTHERS = [command for command in COMMANDS if training_arguments(command) is None and command not in PREPROCESSING]
+CONVERSIONS = [command for command in COMMANDS if conversion_arguments(command) is not None]
+OTHERS = [
+    command
+    for command in COMMANDS
+    if training_arguments(command) is None and command not in [*PREPROCESSING, *CONVERSIONS]
+]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +146,11 @@ def preprocessed(folder: Path) -> Preprocessed:
 
 
 @pytest.fixture(scope="module")
+def converted(folder: Path) -> Converted:
+    return Converted(folder, CONVERSIONS)
+
+
+@pytest.fixture(scope="module")
 def trained(folder: Path, rank_pool: RankPool, preprocessed: Preprocessed) -> Trained:
     return Trained(folder, rank_pool, preprocessed)
 
@@ -192,6 +203,47 @@ def test_preprocess(command: Command, preprocessed: Preprocessed) -> None:
             assert (preprocessed.folder / f"{prefix}_{kind}{key}_document.idx").is_file()
 
 
+@pytest.mark.parametrize("command", CONVERSIONS, ids=ids(CONVERSIONS))
+def test_convert(command: Command, converted: Converted) -> None:
+    printed, arguments = converted.run(command), conversion_arguments(command) or []
+    output = converted.folder / (value_of(arguments, "--save-dir") or "")
+    if "--dry-run" in arguments:
+        assert " <- model." in printed and "nothing was written (--dry-run)" in printed
+        assert not output.exists()
+        return
+    assert f"verified   {value_of(arguments, '--verify') or 'sample'}: " in printed
+    report = json.loads((output / "conversion_report.json").read_text(encoding="utf-8"))
+    assert all((output / name).stat().st_size == file["bytes"] for name, file in report["output"]["files"].items())
+    if value_of(arguments, "--save-model-type") != "hf":
+        assert (output / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8") == "1"
+    elif "--save-lora-to-hf" in arguments:
+        assert (output / "adapter_model.safetensors").is_file() and (output / "adapter_config.json").is_file()
+    else:
+        assert (output / "model.safetensors").is_file() and (output / "tokenizer.json").is_file()
+
+
+_EXCERPT = re.compile(
+    r"(converted|read|how|written|verified|report) {2,}"  # the summary
+    r"|iter_0000001/mp_rank_00/| {2,}model/| {40,}\+ "  # the table of --dry-run
+)
+
+
+def test_what_conversions_print(converted: Converted) -> None:
+    """The excerpts of the page are what its commands print here; times and memory are of another day."""
+    printed = {" ".join(line.split()) for command in CONVERSIONS for line in converted.run(command).splitlines()}
+    shown = [
+        " ".join(line.split())
+        for page in PAGES
+        for body in blocks(page, "text")
+        for line in body.splitlines()
+        if re.match(
+            r"(converted|read|how|written|verified|report) {2,}| {2,}model/| {40,}\+ |iter_0000001/mp_rank_00/", line
+        )
+    ]
+    assert len(shown) == 2 * 11
+    assert [line for line in shown if line not in printed] == []
+
+
 @pytest.mark.distributed
 @pytest.mark.parametrize("command", OTHERS, ids=ids(OTHERS))
 def test_other_command(command: Command, trained: Trained) -> None:
@@ -222,6 +274,8 @@ def test_other_command(command: Command, trained: Trained) -> None:
             check_benchmark(module, arguments)
         case ["torchrun", "--nproc_per_node", _, "-m", module, *arguments] if module.startswith("benchmarks."):
             check_benchmark(module, arguments)
+        case ["python", "-m", "pytest", *_] | ["python", "-m", "mindspeed_llm.tasks.checkpoint.reference"]:
+            pass  # tests/docs/test_conversion.py does what they do
         case ["python", "preprocess_data.py", "--help"]:
             assert "--input" in run_python(words[1:], trained.folder)
         case ["python", script, *_] if script.startswith("scripts/"):

@@ -8,6 +8,7 @@ import yaml
 
 from mindspeed_llm.fsdp2.config.config import SECTIONS
 from mindspeed_llm.fsdp2.config.fields import all_fields
+from mindspeed_llm.tasks.checkpoint.reference import main as write_conversion_reference
 from mindspeed_llm.tasks.preprocess.command.arguments import FLAGS
 from mindspeed_llm.tasks.preprocess.command.refused import REFUSED, REFUSED_VALUES
 from mindspeed_llm.tasks.preprocess.handlers import HANDLERS
@@ -19,7 +20,7 @@ LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 FIELD = re.compile(rf"(?<![\w./-])(?P<field>(?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)(?![\w./])")
 # What looks like a field in prose: modules of a model, and files.
 NO_FIELDS = {"model.layers", "model.embed_tokens", "model.safetensors", "data.jsonl"}
-GENERATED = {"fsdp2_arguments.md", "preprocess_arguments.md"}
+GENERATED = {"fsdp2_arguments.md", "preprocess_arguments.md", "conversion_reference.md"}
 # Of the data guide, beside those of the command's tables.
 OTHER_FLAGS = {"--help", "--data-path"}
 DATA_GUIDES = [ROOT / "docs" / language / "data_guide.md" for language in ("en", "zh")]
@@ -71,6 +72,15 @@ def test_both_languages_show_the_same_commands() -> None:
         original = ROOT / "docs/en" / translated.name
         for language in ("bash", "python", "json"):
             assert blocks(translated, language) == blocks(original, language), translated.name
+
+
+def test_the_conversion_reference_is_up_to_date(tmp_path: Path) -> None:
+    write_conversion_reference([str(tmp_path)])
+    for written in sorted(tmp_path.glob("*/*.md")):
+        name = written.relative_to(tmp_path)
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == written.read_text(encoding="utf-8"), (
+            f"docs/{name} is stale; run python -m mindspeed_llm.tasks.checkpoint.reference"
+        )
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

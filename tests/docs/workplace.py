@@ -12,7 +12,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Paths of the pages -> the toy of tests.support.toys that stands there.
-MODELS = {"model_from_hf/qwen3_hf": "qwen3", "output/quickstart/model": "llama_tied", "my_model": "qwen3"}
+MODELS = {
+    "model_from_hf/qwen3_hf": "qwen3",
+    "model_from_hf/qwen3_moe_hf": "qwen3_moe",
+    "output/quickstart/model": "llama_tied",
+    "my_model": "qwen3",
+}
 ABSOLUTE_PATHS = {"/data/alpaca.jsonl": "data/alpaca.jsonl"}
 
 
@@ -54,11 +59,19 @@ def make_workplace(folder: Path) -> Path:
     import pyarrow.parquet as pq
 
     from scripts import demo_text
+    from tests.commands.adapters import save_adapter
+    from tests.tasks.checkpoint import toys as checkpoints
 
-    for name in ("train_fsdp2.py", "preprocess_data.py", "examples", "scripts", "configs", "mindspeed_llm"):
+    programs = ("train_fsdp2.py", "preprocess_data.py", "convert_ckpt_v2.py")
+    for name in (*programs, "examples", "scripts", "configs", "mindspeed_llm"):
         (folder / name).symlink_to(ROOT / name)
     for path, toy in MODELS.items():
         save_model(toy, folder / path)
+    checkpoints.toy(folder / "model_from_hf/deepseek3_hf", "deepseek3")
+    base = folder / "model_from_hf/qwen3_hf"
+    adapter = save_adapter(folder / "my_adapter", checkpoints.read_hf(base))
+    form = ("--hf-cfg-dir", str(base), "--lora-target-modules", "linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    checkpoints.run(adapter, folder / "ckpt/qwen3_lora", *form)
     demo_text.main(["--out", str(folder / "output/quickstart/data")])
     demo_text.main(["--out", str(folder / "output/alpaca"), "--format", "alpaca"])
     texts = [record["text"] for record in demo_text.text_records(demo_text.read_topics(), ["assert", "with"])]

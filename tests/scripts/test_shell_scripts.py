@@ -75,6 +75,26 @@ def test_wrong_usage(
     assert not list(tmp_path.iterdir())
 
 
+def test_convert_grid_hands_its_options_on(tmp_path: Path) -> None:
+    """A python that only says how it is called stands for the real one; the job's exit code is its own."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$1 $2" in
+"-c "*sys.prefix*) echo {tmp_path} ;;
+"-c "*) exec {sys.executable} "$@" ;;
+"-m pip") ;;
+*) echo "$OMP_NUM_THREADS $*"; exit 1 ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    options = ["--family", "qwen3", "--rows", "2", "--seed", "5"]
+    done = run("scripts/soak.sh", "--here", "convert_grid", *options, PYTHON=str(python), VIRTUAL_ENV=str(tmp_path))
+    assert done.returncode == 1
+    assert f"1 -m tests.tasks.checkpoint.grid {' '.join(options)}\n" in done.stdout
+
+
 @pytest.mark.parametrize("name", ["accelerator_check", "quickstart", "soak", "test"])
 def test_help(name: str, tmp_path: Path) -> None:
     script = f"scripts/{name}.sh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -20,9 +21,12 @@ def read_weight_map(model: PreTrainedModel, folder: Path) -> ModelWeights:
     """Headers only: which stored tensor fills which parameter of `model`.
 
     Raises:
-        UserError: see `open_weights` and `map_to_model`; two tied tensors of the files that differ.
+        UserError: see `open_weights` and `map_to_model`; weights that are quantised; two tied tensors of the files that
+            differ.
     """
-    weights = map_to_model(model, open_weights(folder))
+    stored = open_weights(folder)
+    _refuse_quantised(stored, folder)
+    weights = map_to_model(model, stored)
     if weights.ignored:
         logger.info(
             "%d tensors of the weight files are not part of %s: %s%s",
@@ -48,6 +52,18 @@ def load_weights(model: PreTrainedModel, weights: ModelWeights) -> None:
         local = local_tensor(target)
         if local.numel():
             local.copy_(tensor.read(index))
+
+
+def _refuse_quantised(stored: Mapping[str, LazyTensor], folder: Path) -> None:
+    """The codes of quantised weights are no weights, with or without the scales that belong to them."""
+    quantised = [name for name, tensor in stored.items() if name.endswith("weight") and tensor.dtype.itemsize == 1]
+    if quantised:
+        kind = str(stored[quantised[0]].dtype).removeprefix("torch.")
+        raise UserError(
+            f"model.model_name_or_path: {folder} holds quantised weights ({len(quantised)} tensors, {quantised[0]} is "
+            f"{kind}), which cannot be trained; take the model's weights in bfloat16, or convert block-wise fp8 to a "
+            "Megatron checkpoint and back with convert_ckpt_v2.py, which dequantises it"
+        )
 
 
 def _check_same(name: str, tensor: LazyTensor, canonical: str, other: LazyTensor, rows: int = 4096) -> None:

@@ -77,6 +77,16 @@ def of_layers(family: Family, settings: Mapping[str, Any], layers: Sequence[int]
     )
 
 
+def layer_counts(family: Family, arguments: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> set[int]:
+    """How many layers the whole model has, by config.json and by the keys of it that arguments of a checkpoint carry.
+    Not by Megatron's own `num_layers`, which counts noop layers, too.
+    """
+    spec = next(each for each in family.fields if isinstance(each, Field) and each.mg == "num_layers")
+    keys = [key for key in spec.hf if isinstance(key, str) and key != "num_layers"]
+    counts = {arguments[key] for key in keys if isinstance(arguments.get(key), int)}
+    return counts | ({spec.from_hf(config, {}, "config.json")["num_layers"]} if config else set())
+
+
 def with_layers_of(
     family: Family, config: Mapping[str, Any], arguments: Mapping[str, Any], noops: int
 ) -> Mapping[str, Any]:

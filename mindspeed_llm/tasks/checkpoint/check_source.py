@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint import crc32
+from mindspeed_llm.tasks.checkpoint import crc32, peft_files
 from mindspeed_llm.tasks.checkpoint.hf_reader import weight_files
 from mindspeed_llm.tasks.checkpoint.mg_reader import RANK_FILE, MgDirectory
 from mindspeed_llm.tasks.checkpoint.report import REPORT, read_report
@@ -39,7 +39,8 @@ def _checks(folder: Path, model_type: str) -> Iterator[Callable[[], None]]:
                 yield partial(_check_file, folder / name, file["crc32"])
         return
     if model_type == "hf":
-        paths = [path for path in weight_files(folder) if path.suffix != ".safetensors"]
+        files = peft_files.weight_files(folder) if peft_files.is_peft(folder) else weight_files(folder)
+        paths = [path for path in files if path.suffix != ".safetensors"]
     else:
         paths = [path / RANK_FILE for path in MgDirectory(folder).rank_folders]
     for path in paths:

@@ -36,12 +36,14 @@ _STORAGE = {
     "transformer_impl": "transformer_impl",
     "padded_vocab_size": "padded_vocab_size",
 }
+TOPOLOGY_FIELDS = _SIZES | _STORAGE
+"""Name of a flag with underscores -> the field of `Topology` that it gives."""
 # What an input without arguments is like, as files of upstream's converter for mamba2 are.
 _SETTINGS = {
-    "hidden_size": "hidden_size",
-    "mamba_state_dim": "mamba_state_dim",
-    "mamba_num_groups": "mamba_num_groups",
-    "mamba_head_dim": "mamba_head_dim",
+    "hidden_size": "its hidden size",
+    "mamba_state_dim": "size of its states",
+    "mamba_num_groups": "number of its groups",
+    "mamba_head_dim": "width of its heads",
 }
 _INPUT = {"input_tp_rank": "tp", "input_pp_rank": "pp"}
 
@@ -57,7 +59,7 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
     Raises:
         UserError: an unknown flag (names the nearest), a value of the wrong kind, flags that contradict each other.
     """
-    parser = _parser()
+    parser = make_parser()
     known, unknown = parser.parse_known_args(list(argv))
     if unknown:
         raise UserError(_unknown(unknown[0], parser))
@@ -71,6 +73,8 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
     if (given["load_model_type"], given["save_model_type"]) == ("hf", "hf"):
         raise UserError("--load-model-type hf and --save-model-type hf: nothing to convert; one of them must be mg")
     to_mg = given["save_model_type"] == "mg"
+    if to_mg and given["save_lora_to_hf"]:
+        raise UserError("--save-lora-to-hf writes PEFT's files; add --save-model-type hf, or leave it out")
     if not to_mg and (sizes := [name for name in _SIZES if given[name] not in (None, 1)]):
         print(f"--{sizes[0].replace('_', '-')} has no effect: a Hugging Face output is not split")
     storage = _chosen(given, _STORAGE)
@@ -83,9 +87,14 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
         hf_cfg_dir=given["hf_cfg_dir"],
         target=_chosen(given, _SIZES) | storage if to_mg else {},
         loaded=_chosen(given, _INPUT) | ({} if to_mg else storage),
-        settings=_chosen(given, _SETTINGS),
+        settings=_chosen(given, {name: name for name in _SETTINGS}),
         num_layers=given["num_layers"],
         first_k_dense_replace=given["first_k_dense_replace"],
+        lora_load=given["lora_load"],
+        lora_r=given["lora_r"],
+        lora_alpha=given["lora_alpha"],
+        lora_target_modules=tuple(given["lora_target_modules"]),
+        save_lora_to_hf=given["save_lora_to_hf"],
         make_vocab_size_divisible_by=given["make_vocab_size_divisible_by"],
         params_dtype=given["params_dtype"],
         max_shard_size=given["max_shard_size"],
@@ -100,67 +109,243 @@ def _chosen(given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {field: given[flag] for flag, field in names.items() if given[flag] is not None}
 
 
-def _parser() -> _Parser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with all flags in their groups; the reference page is made of it, too."""
     parser = _Parser(prog="convert_ckpt_v2.py", description=DESCRIPTION, allow_abbrev=False)
 
-    def group(title: str) -> Callable[..., Any]:
-        return parser.add_argument_group(title).add_argument
+    def group(title: str, description: str | None = None) -> Callable[..., Any]:
+        return parser.add_argument_group(title, description).add_argument
 
     add = group("what to convert")
-    add("--load-model-type", nargs="?", const="hf", default="hf", choices=("hf", "mg"), help="what is in --load-dir")
+    add(
+        "--load-model-type",
+        nargs="?",
+        const="hf",
+        default="hf",
+        choices=("hf", "mg"),
+        help="what --load-dir holds: hf, a Hugging Face model directory; mg, a Megatron checkpoint",
+    )
     add(
         "--save-model-type",
         nargs="?",
         const="mg",
         default="mg",
         choices=("hf", "mg"),
-        help="what to write",
+        help="what to write; from mg to mg a checkpoint is split anew",
     )
-    add("--load-dir", type=Path, help="required")
-    add("--save-dir", type=Path, help="required; a folder that does not exist yet, or holds no weights")
-    add("--model-type-hf", help="model family; read off config.json when left out")
-    add("--hf-cfg-dir", type=Path, help="Hugging Face folder to take config.json, tokenizer and template from")
-    add("--params-dtype", choices=("fp32", "fp16", "bf16"), help="change the dtype of the weights")
-    add("--max-shard-size", type=_bytes, default=5 * 10**9, help="of a Hugging Face weight file: 5GB, 500MB, bytes")
-    add("--workers", type=_positive, default=min(os.cpu_count() or 1, 8), help="threads")
+    add(
+        "--load-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where the weights are (required): of a Megatron checkpoint the folder with "
+        "latest_checkpointed_iteration.txt, or that of one iteration",
+    )
+    add(
+        "--save-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write (required): a folder that does not exist yet, or holds no weights. It appears when all of "
+        "it is written and verified",
+    )
+    add(
+        "--model-type-hf",
+        metavar="ID",
+        help="model family. Left out: read off config.json or the checkpoint's arguments. An id that contradicts "
+        "config.json is refused",
+    )
+    add(
+        "--hf-cfg-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="Hugging Face folder of the same model. Its config.json is read instead of the one in --load-dir or the "
+        "checkpoint's arguments; a Hugging Face output gets config.json, tokenizer and chat template from it",
+    )
+    add(
+        "--params-dtype",
+        choices=("fp32", "fp16", "bf16"),
+        help="dtype of the written weights. Left out: each tensor keeps its own. What training holds in fp32, such as "
+        "the bias of a router, stays as it is",
+    )
+    add(
+        "--max-shard-size",
+        type=_bytes,
+        default=5 * 10**9,
+        metavar="SIZE",
+        help="largest weight file of a Hugging Face output: 5GB, 500MB or a number of bytes",
+    )
+    add(
+        "--workers",
+        type=_positive,
+        default=min(os.cpu_count() or 1, 8),
+        metavar="N",
+        help="threads. Left out: one for each processor core, at most 8",
+    )
     add(
         "--verify",
         choices=("full", "sample", "none"),
         default="sample",
-        help="compare the output with its source before it is published: all of it, a part of each tensor, nothing",
+        help="how much of the output is compared with its source before it is published: sample, all names and shapes, "
+        "a part of each tensor, and some tensors converted back; full, all values both ways, read from the disk, and "
+        "the checksums of the source; none, nothing",
     )
-    add("--overwrite", action="store_true", help="replace an earlier conversion in --save-dir")
-    add("--dry-run", action="store_true", help="print which tensor goes where, and write nothing")
-    add("--debug", action="store_true", help="show tracebacks")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace an earlier conversion in --save-dir; weights that no conversion left there are never removed",
+    )
+    add("--dry-run", action="store_true", help="print which tensor is made of which, and write nothing")
+    add("--debug", action="store_true", help="show the traceback of an error, too")
 
-    add = group("how a Megatron checkpoint is split")
-    add("--target-tensor-parallel-size", type=_positive)
-    add("--target-pipeline-parallel-size", type=_positive)
-    add("--target-expert-parallel-size", type=_positive)
-    add("--expert-tensor-parallel-size", type=_positive, help="1 or the tensor parallel size, which is the default")
-    add("--num-layers-per-virtual-pipeline-stage", type=_positive)
-    add("--num-layer-list", type=_numbers, help="layers of each pipeline stage: 5,5,4,4")
-    add("--noop-layers", type=_numbers, help="positions of empty layers, counted with them: 0,5")
-    add("--schedules-method", choices=("dualpipev",))
-    add("--moe-tp-extend-ep", action="store_true", default=None, help="spread whole experts over EP x TP")
+    add = group(
+        "how a Megatron checkpoint is split",
+        "Of a Megatron output. With a Hugging Face output the input says itself how it is split: the sizes have no "
+        "effect then, and the other flags override what it says.",
+    )
+    add("--target-tensor-parallel-size", type=_positive, metavar="N", help="ranks that each matrix is cut over (TP)")
+    add("--target-pipeline-parallel-size", type=_positive, metavar="N", help="stages that the layers lie on (PP)")
+    add(
+        "--target-expert-parallel-size",
+        type=_positive,
+        metavar="N",
+        help="ranks that the experts of a layer are dealt out to (EP); divides their number",
+    )
+    add(
+        "--expert-tensor-parallel-size",
+        type=_positive,
+        metavar="N",
+        help="ranks that one expert is cut over (ETP): 1, whole experts, or the tensor parallel size, which is the "
+        "default",
+    )
+    add(
+        "--num-layers-per-virtual-pipeline-stage",
+        type=_positive,
+        metavar="N",
+        help="layers of a virtual stage (VPP): each stage then has several blocks of so many layers, and not one block",
+    )
+    add(
+        "--num-layer-list",
+        type=_numbers,
+        metavar="N,N,...",
+        help="layers of each stage, where PP does not divide their number: 5,5,4,4",
+    )
+    add(
+        "--noop-layers",
+        type=_numbers,
+        metavar="N,N,...",
+        help="positions of empty layers, which fill up stages. Positions count the empty layers as well: 0,5 puts four "
+        "layers in between",
+    )
+    add(
+        "--schedules-method",
+        choices=("dualpipev",),
+        help="each stage has a block from the front of the model and one from its end, as this schedule wants it",
+    )
+    add(
+        "--moe-tp-extend-ep",
+        action="store_true",
+        default=None,
+        help="deal whole experts out over EP x TP ranks, and cut none",
+    )
 
-    add = group("how a Megatron checkpoint stores its parameters")
-    add("--transformer-impl", choices=("local", "transformer_engine"))
-    add("--moe-grouped-gemm", action="store_true", default=None)
-    add("--mla-mm-split", action="store_true", default=None)
-    add("--make-vocab-size-divisible-by", type=_positive, default=1, help="times the tensor parallel size")
-    add("--padded-vocab-size", type=_positive, help="rows of the embedding; overrides the flag before")
+    add = group(
+        "how a Megatron checkpoint stores its parameters",
+        "Of a Megatron output, as training will use it. With a Hugging Face output the input's keys show it; a flag is "
+        "needed only where its first stage has no such layer.",
+    )
+    add(
+        "--transformer-impl",
+        choices=("local", "transformer_engine"),
+        help="names of keys: those of Megatron's own layers, or of Transformer Engine's, which hold the norm before "
+        "them",
+    )
+    add(
+        "--moe-grouped-gemm",
+        action="store_true",
+        default=None,
+        help="experts of a rank in one tensor per matrix (local), or numbered behind the name (transformer_engine), "
+        "instead of one module each",
+    )
+    add(
+        "--mla-mm-split",
+        action="store_true",
+        default=None,
+        help="latent attention: four matrices instead of linear_q_up_proj and linear_kv_up_proj",
+    )
+    add(
+        "--make-vocab-size-divisible-by",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="rows of zeros fill the vocabulary up to a multiple of this times TP; they are cut off again on the way "
+        "back",
+    )
+    add(
+        "--padded-vocab-size",
+        type=_positive,
+        metavar="N",
+        help="rows of the embedding over all ranks, as training will have it; overrides the flag before",
+    )
 
     add = group("which layers")
-    add("--mtp-num-layers", type=_count, help="multi-token prediction layers to convert")
-    add("--num-layers", type=_positive, help="only the first so many layers, noop and MTP layers not counted")
-    add("--first-k-dense-replace", type=_count, help="keep only so many of the dense layers at the start")
+    add(
+        "--mtp-num-layers",
+        type=_count,
+        metavar="N",
+        help="multi-token prediction (MTP) layers of a Megatron output. Left out: none; they are named as dropped then",
+    )
+    add(
+        "--num-layers",
+        type=_positive,
+        metavar="N",
+        help="make the output of the first so many layers; noop and MTP layers are not counted. Left out: all",
+    )
+    add(
+        "--first-k-dense-replace",
+        type=_count,
+        metavar="N",
+        help="keep only so many of the dense layers at the start of a model with experts. Left out: all",
+    )
 
-    add = group("a Megatron input that carries no arguments")
-    add("--input-tp-rank", type=_positive, help="its tensor parallel size")
-    add("--input-pp-rank", type=_positive, help="its pipeline parallel size")
-    for name in _SETTINGS:
-        add(f"--{name.replace('_', '-')}", type=_positive)
+    add = group(
+        "LoRA",
+        "An adapter is merged into the model, or converted alone. Its rank and its layers are read off its tensors, "
+        "alpha off its arguments or adapter_config.json; flags that contradict them are refused.",
+    )
+    add(
+        "--lora-load",
+        type=Path,
+        metavar="FOLDER",
+        help="an adapter to merge into what is in --load-dir: a Megatron checkpoint, split in any way, or PEFT's "
+        "files. Left out: the adapter stands in --load-dir, and one of the flags below says that it is wanted",
+    )
+    add("--lora-r", type=_positive, metavar="N", help="rank of the adapter")
+    add(
+        "--lora-alpha",
+        type=_positive,
+        metavar="N",
+        help="alpha of the adapter: alpha / r times B A is added. Needed only where the checkpoint does not say it",
+    )
+    add(
+        "--lora-target-modules",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="Megatron's layers that the adapter is on: linear_qkv linear_proj linear_fc1 linear_fc2. Adapters on "
+        "parts of a fused layer: linear_q linear_k linear_v linear_fc1_gate linear_fc1_up. Where the output is a "
+        "Megatron adapter, the form that it gets",
+    )
+    add(
+        "--save-lora-to-hf",
+        action="store_true",
+        help="write the adapter alone, in PEFT's files, and not the model; it is taken from --lora-load, or from "
+        "--load-dir",
+    )
+
+    add = group("a Megatron input that carries no arguments", "Such as what upstream's converter makes of Mamba 2.")
+    add("--input-tp-rank", type=_positive, metavar="N", help="its tensor parallel size. Left out: read off its folders")
+    add("--input-pp-rank", type=_positive, metavar="N", help="its pipeline parallel size, likewise")
+    for name, what in _SETTINGS.items():
+        add(f"--{name.replace('_', '-')}", type=_positive, metavar="N", help=f"{what}. Left out: as config.json says")
 
     add = group("no effect")
     for name in NO_EFFECT:

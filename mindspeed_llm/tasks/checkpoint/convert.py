@@ -11,15 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint import hf_writer, mg_writer
+from mindspeed_llm.tasks.checkpoint import hf_writer, mg_writer, peft_files
 from mindspeed_llm.tasks.checkpoint.check_source import check_source
+from mindspeed_llm.tasks.checkpoint.copies import refuse_second_head, say_lost_values
+from mindspeed_llm.tasks.checkpoint.earlier import earlier_files
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.load import load
 from mindspeed_llm.tasks.checkpoint.model import bind
 from mindspeed_llm.tasks.checkpoint.plan import TargetFile
-from mindspeed_llm.tasks.checkpoint.prepare import Conversion, hf_config, mg_arguments, output_settings, prepare
+from mindspeed_llm.tasks.checkpoint.prepare import (
+    Conversion,
+    adapter_config,
+    hf_config,
+    mg_arguments,
+    output_settings,
+    prepare,
+)
 from mindspeed_llm.tasks.checkpoint.progress import Progress
-from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256, sizes_in
+from mindspeed_llm.tasks.checkpoint.report import REPORT, Figures, make_report, report_text, sha256
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import Renamed, Source, WithCopies
 from mindspeed_llm.tasks.checkpoint.staging import Staging, write_text
@@ -37,6 +46,16 @@ def convert(request: ConversionRequest, *, progress: Progress | None = None) -> 
     conversion = prepare(request)
     if request.verify == "full":
         check_source(request.load_dir, request.load_model_type, workers=request.workers)
+        if request.lora_load is not None:
+            kind = "hf" if peft_files.is_peft(request.lora_load) else "mg"
+            check_source(request.lora_load, kind, workers=request.workers)
+    if conversion.loaded.check is not None:
+        conversion.loaded.check(request.verify == "full")
+    refuse_second_head(conversion.plan, conversion.model, conversion.loaded.source)
+    if request.verify != "none":
+        plan, source = conversion.plan, conversion.loaded.source
+        plan = say_lost_values(plan, conversion.model, source, full=request.verify == "full")
+        conversion = replace(conversion, plan=plan)
     try:
         with progress or Progress(show=False) as counted:
             report = _write(request, conversion, counted, started)
@@ -51,8 +70,13 @@ def _write(
     request: ConversionRequest, conversion: Conversion, progress: Progress, started: tuple[float, float]
 ) -> Mapping[str, Any]:
     plan, to_hf = conversion.plan, request.save_model_type == "hf"
-    earlier = sizes_in(request.save_dir) if request.overwrite else None
-    with Staging(request.save_dir, nbytes=plan.nbytes, earlier=earlier) as staging, WriteBack() as disk:
+    alone = conversion.loaded.adapter if conversion.loaded.alone else None
+    earlier = earlier_files(request.save_dir) if request.overwrite else None
+    workers = request.workers
+    with (
+        Staging(request.save_dir, nbytes=plan.nbytes, earlier=earlier, workers=workers) as staging,
+        WriteBack() as disk,
+    ):
         folder = staging.folder
         progress.begin("converted", plan.nbytes)
         checksums = fill(
@@ -62,7 +86,9 @@ def _write(
             workers=request.workers,
             on_bytes=progress.add,
         )
-        if to_hf:
+        if to_hf and alone is not None:
+            peft_files.write_config(staging.last, adapter_config(request, alone))
+        elif to_hf:
             hf_writer.write_index(folder, plan)
             if request.hf_cfg_dir is not None:
                 hf_writer.copy_beside(request.hf_cfg_dir, folder)
@@ -100,6 +126,9 @@ def _verify(
 
     def output() -> Source:
         to_hf = request.save_model_type == "hf"
+        loaded = conversion.loaded
+        if loaded.alone and to_hf:
+            return peft_files.open_peft(folder, loaded.family, loaded.settings, config_folder=staging.last).source
         itself = ConversionRequest(
             load_model_type=request.save_model_type,
             save_model_type="hf",
@@ -107,7 +136,10 @@ def _verify(
             save_dir=request.save_dir,
             model_type_hf=conversion.loaded.family.ids[0],
             hf_cfg_dir=staging.last if to_hf else None,
+            save_lora_to_hf=loaded.alone,
         )
+        if loaded.alone:
+            return load(itself).source
         # A shortened model has new numbers for its layers.
         settings = output_settings(request, conversion)
         written = bind(conversion.loaded.family, settings, model.topology)
@@ -160,6 +192,7 @@ def _report(
         topology={side: topology for side, topology in topologies.items() if topology is not None},
         plan=conversion.plan,
         source=conversion.loaded.source,
+        dequantised=conversion.loaded.dequantised,
         hashes=hashes,
         sizes={name: path.stat().st_size for name, path in files.items()},
         verified=verified,
@@ -168,4 +201,5 @@ def _report(
             cpu_seconds=time.process_time() - started[1],
             peak_anonymous_bytes=progress.peak_anonymous_bytes,
         ),
+        adapter=conversion.adapter_summary,
     )

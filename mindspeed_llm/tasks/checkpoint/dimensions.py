@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mindspeed_llm.errors import UserError
+
 Settings = Mapping[str, Any]
 
 WORDS: dict[str, Callable[[Settings], int]] = {
@@ -35,6 +37,35 @@ WORDS: dict[str, Callable[[Settings], int]] = {
     "index_dim": lambda s: s["index_head_dim"],
     "two_hidden": lambda s: 2 * s["hidden_size"],
 }
+
+
+_SIZES = (
+    *("num_layers", "hidden_size", "vocab_size", "ffn_hidden_size"),
+    *("num_attention_heads", "num_query_groups", "kv_channels", "moe_ffn_hidden_size"),
+    *("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    *("mamba_state_dim", "mamba_num_groups", "mamba_head_dim", "mamba_num_heads"),
+)
+
+
+def check(settings: Settings) -> None:
+    """Refuse sizes that are none.
+
+    Raises:
+        UserError: names the setting and what it is.
+    """
+    for name in _SIZES:
+        size = settings.get(name)
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise UserError(
+                f"{name} is {size!r}, by config.json or the arguments of the checkpoint; expected a whole number above "
+                "0: correct it there"
+            )
+    heads, groups = settings.get("num_attention_heads"), settings.get("num_query_groups")
+    if heads and groups and heads % groups and not settings.get("kv_lora_rank"):
+        raise UserError(
+            f"{heads} attention heads do not divide into {groups} KV groups (num_key_value_heads); correct them in "
+            "config.json, or in the arguments of the checkpoint"
+        )
 
 
 def parse(shape: str) -> tuple[tuple[str, ...], ...]:

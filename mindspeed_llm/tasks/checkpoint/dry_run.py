@@ -12,10 +12,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindspeed_llm.tasks.checkpoint.boxes import Box, whole
 from mindspeed_llm.tasks.checkpoint.model import HfTensor
 from mindspeed_llm.tasks.checkpoint.plan import Plan, Target
+from mindspeed_llm.tasks.checkpoint.report import adapter_text
 from mindspeed_llm.tasks.checkpoint.sources import Source
 
 _NUMBER = re.compile(r"\d+")
@@ -37,12 +39,19 @@ _Row = tuple[_Cell, ...]
 """A target tensor, and the tensors that it is made of."""
 
 
-def lines(plan: Plan, source: Source, tensors: Mapping[str, HfTensor]) -> Iterator[str]:
+def lines(
+    plan: Plan, source: Source, tensors: Mapping[str, HfTensor], adapter: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     """The table, file by file.
 
     Args:
         tensors: the model's Hugging Face tensors, in whose views parts are given.
+        adapter: what `adapter.summary` says of an adapter.
     """
+    if adapter is not None:
+        yield f"adapter: {adapter_text(adapter)}"
+        for name, count in adapter["weights"].items() if adapter["merged"] else ():
+            yield f"  {name} ({count}) + {adapter['alpha']} / {adapter['rank']} * B A"
     for file in plan.files:
         yield f"{file.path}: {len(file.targets)} tensors, {file.nbytes / 1e9:.3f} GB"
         rows = list(_merged(_row(target, source, tensors) for target in file.targets))
@@ -60,11 +69,11 @@ def lines(plan: Plan, source: Source, tensors: Mapping[str, HfTensor]) -> Iterat
 def _row(target: Target, source: Source, tensors: Mapping[str, HfTensor]) -> _Row:
     # A source tensor often fills several boxes of a target: each is named once, with the part that all are.
     boxes: dict[tuple[str, str, str], list[Box]] = defaultdict(list)
-    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    facts: dict[tuple[str, str], str] = {}
     for name, piece in target.pieces:
         for fragment in source.fragments(name, piece.hf_box):
             boxes[name, fragment.file, fragment.key].append(fragment.box)
-            shapes[fragment.file, fragment.key] = fragment.shape
+            facts[fragment.file, fragment.key] = f"{list(fragment.shape)} {fragment.stored_as}".rstrip()
     chunk, slash, key = target.key.rpartition("/")
     dtype = str(target.dtype).removeprefix("torch.")
     row = [_Cell(chunk + slash, key, f"{list(target.shape)} {dtype}{' padded' if target.padding else ''}")]
@@ -73,7 +82,7 @@ def _row(target: Target, source: Source, tensors: Mapping[str, HfTensor]) -> _Ro
         # Of a Megatron tensor with several of them, say which one is meant.
         inner = f" ({name})" if slash and name != target.key else ""
         where = f"{file} {chunk}{slash}" if slash else ""
-        row.append(_Cell(where, key + inner, f"{list(shapes[file, origin])}{_part(parts, tensors[name].view)}"))
+        row.append(_Cell(where, key + inner, f"{facts[file, origin]}{_part(parts, tensors[name].view)}"))
     return tuple(row)
 
 

@@ -14,7 +14,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.mapped_file import MappedFile
 from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
-from mindspeed_llm.tasks.checkpoint.weight_index import indexed_files
+from mindspeed_llm.tasks.checkpoint.weight_index import indexed_files, read_index
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYOUTS = (
@@ -55,18 +55,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def open_hf(folder: Path, prefixes: Mapping[str, str] | None = None) -> dict[str, StoredHf]:
+def open_hf(
+    folder: Path, prefixes: Mapping[str, str] | None = None, *, is_needed: Callable[[str], bool] = lambda name: True
+) -> dict[str, StoredHf]:
     """All tensors of a model directory by name; reads headers only.
 
     Args:
         prefixes: start of a name -> what to replace it with, for models that are a part of a larger one.
+        is_needed: whether a file may not lack a tensor that the index says it has. An index may name the output layer
+            of a tied model, which is in no file.
 
     Raises:
-        UserError: no weights, a file that the index names is missing, a file that is cut off or damaged, one name in
-            two files.
+        UserError: no weights, a file or a tensor that the index names is missing, a file that is cut off or damaged,
+            one name in two files.
     """
     tensors: dict[str, StoredHf] = {}
-    for path in weight_files(folder):
+    index, files = _layout(folder)
+    for path in files:
         for found, tensor in open_weight_file(path).items():
             name = _renamed(found, prefixes or {})
             if name in tensors:
@@ -75,7 +80,21 @@ def open_hf(folder: Path, prefixes: Mapping[str, str] | None = None) -> dict[str
                     "stale one"
                 )
             tensors[name] = tensor
+    if index is not None:
+        _check_index(index, tensors, prefixes or {}, is_needed)
     return tensors
+
+
+def _check_index(
+    index: Path, tensors: Mapping[str, StoredHf], prefixes: Mapping[str, str], is_needed: Callable[[str], bool]
+) -> None:
+    for found, file in read_index(index).items():
+        name = _renamed(found, prefixes)
+        if (name not in tensors or tensors[name].file.name != Path(file).name) and is_needed(name):
+            raise UserError(
+                f"{index} says that tensor {found} is in {file}, which does not have it; index and files belong to "
+                "different versions of the model: copy all of them again"
+            )
 
 
 def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
@@ -91,13 +110,18 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         UserError: there are none, or one that the index names is missing.
     """
+    return _layout(folder)[1]
+
+
+def _layout(folder: Path) -> tuple[Path | None, list[Path]]:
+    """The index, where there is one, and the files."""
     for index, single, pattern in _LAYOUTS:
         if (folder / index).is_file():
-            return indexed_files(folder / index)
+            return folder / index, indexed_files(folder / index)
         if (folder / single).is_file():
-            return [folder / single]
+            return None, [folder / single]
         if found := sorted(folder.glob(pattern)):
-            return found
+            return None, found
     raise UserError(
         f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, or one of their .index.json with "
         "the files that it names"

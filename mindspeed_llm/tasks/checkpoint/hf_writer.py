@@ -28,7 +28,11 @@ _BESIDE_WEIGHTS = (
     "configuration_*.py",
     "modeling_*.py",
 )
-_NOT_COPIED = ("*.index.json", CONFIG, "conversion_report.json")
+# What is written is never quantised: nothing beside it may say so.
+_OF_QUANTISED = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# With it, transformers would look for an adapter beside the weights.
+_OF_ADAPTER = "adapter_config.json"
+_NOT_COPIED = ("*.index.json", CONFIG, "conversion_report.json", _OF_ADAPTER, *_OF_QUANTISED)
 
 
 def lay_out(folder: Path, file: TargetFile) -> OpenFile:

@@ -279,14 +279,14 @@ def check_experts(topology: Topology, num_experts: int) -> None:
         UserError: says which numbers disagree.
     """
     tp, ep, etp = topology.tp, topology.ep, topology.etp
-    if not num_experts:
-        _check_dense(topology)
-        return
     if etp not in (None, 1, tp):
         raise UserError(
             f"--expert-tensor-parallel-size {etp}: expected 1 (experts whole on each rank) or the value of "
             f"--target-tensor-parallel-size, {tp}"
         )
+    if not num_experts:
+        _check_dense(topology)
+        return
     if topology.moe_tp_extend_ep and etp == 1 and tp > 1:
         raise UserError(
             "--moe-tp-extend-ep and --expert-tensor-parallel-size 1 are two ways to keep experts whole; leave one out"

@@ -25,7 +25,8 @@ def main(argv: list[str]) -> None:
     gc.enable()
     if request.dry_run:
         conversion = prepare(request)
-        for line in lines(conversion.plan, conversion.loaded.source, conversion.model.hf_tensors()):
+        tensors = conversion.model.hf_tensors()
+        for line in lines(conversion.plan, conversion.loaded.source, tensors, conversion.adapter_summary):
             print(line)
         return
     torch.set_num_threads(1)  # the threads are ours: one per slab

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -65,9 +65,45 @@ class MgDirectory:
             self._files[path] = open_rank_file(path)
         return self._files[path]
 
+    def files(self) -> Iterator[RankFile]:
+        """All rank files that are there."""
+        for folder in self.rank_folders:
+            if (folder / RANK_FILE).is_file():
+                yield self._open(folder)
+
     def keys(self) -> Iterable[str]:
         """The keys of the first rank's tensors, to tell storage layouts apart."""
         return [key for model in self.any_file.models.values() for key in model]
+
+    def view(self, rename: Callable[[str], str | None]) -> MgDirectory:
+        """The same checkpoint with other keys: what `rename` says, and without those for which that is None."""
+        return _View(self, rename)
+
+
+class _View(MgDirectory):
+    def __init__(self, directory: MgDirectory, rename: Callable[[str], str | None]) -> None:
+        self.folder, self.rank_folders = directory.folder, directory.rank_folders
+        self._directory, self._rename = directory, rename
+        self._files = {}
+
+    def _open(self, folder: Path) -> RankFile:
+        path = folder / RANK_FILE
+        if path not in self._files:
+            file = self._directory._open(folder)
+            self._files[path] = replace(
+                file, models={chunk: self._renamed(file.path, model) for chunk, model in file.models.items()}
+            )
+        return self._files[path]
+
+    def _renamed(self, path: Path, model: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        for key, tensor in model.items():
+            name = self._rename(key)
+            if name in found:
+                raise UserError(f"{path}: holds {key} and another tensor that is the same, {name}; remove one of them")
+            if name is not None:
+                found[name] = tensor
+        return found
 
 
 def _iteration_folder(folder: Path) -> Path:
@@ -109,8 +145,27 @@ def open_rank_file(path: Path) -> RankFile:
     }
     if not models:
         raise UserError(f"{path}: has no model among its keys {sorted(map(str, content))}; expected model or model0")
+    for key, value in content.items():
+        if key in models:
+            _check_keys(f"{path}: {key}", value, models[key])
     arguments = content.get("args")
     return RankFile(path=path, arguments=vars(arguments) if hasattr(arguments, "__dict__") else {}, models=models)
+
+
+def _check_keys(where: str, content: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> None:
+    """Refuse forms of a model's state that other programs write: wrapped, or nested as before Megatron Core."""
+    nested = [name for name, value in content.items() if isinstance(value, dict)]
+    if nested and not tensors:
+        raise UserError(
+            f"{where} holds {', '.join(map(str, nested[:3]))} with keys inside, the form of Megatron before Megatron "
+            "Core; expected keys such as decoder.layers.0.mlp.linear_fc1.weight. Save it again from Megatron Core"
+        )
+    wrapped = [name for name in tensors if name.startswith("module.")]
+    if wrapped:
+        raise UserError(
+            f"{where}/{wrapped[0]} and {len(wrapped) - 1} more keys start with module., those of a wrapped model; "
+            f"expected {wrapped[0].removeprefix('module.').removeprefix('module.')}. Save the state of the model inside"
+        )
 
 
 def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topology:
@@ -120,6 +175,7 @@ def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topolog
     do not show, is what the arguments say.
     """
     arguments = directory.arguments
+    _check_types(arguments, directory.any_file.path)
     keys = list(directory.keys())
     says = arguments.get
     sizes: dict[str, Any] = {
@@ -152,9 +208,78 @@ def topology_of(directory: MgDirectory, overrides: Mapping[str, Any]) -> Topolog
         derived = num_layers // pp // virtual if virtual and num_layers else None
         given["layers_per_virtual_stage"] = says("num_layers_per_virtual_pipeline_stage") or derived
     topology = Topology(**given)
+    _check_chunks(directory.any_file, topology)
     if "noop_layers" in given or not num_layers:
         return topology
     return replace(topology, noop_layers=_absent_layers(directory, topology, num_layers))
+
+
+def refuse_lost_layers(
+    directory: MgDirectory, topology: Topology, overrides: Mapping[str, Any], said: Collection[int]
+) -> None:
+    """Refuse layers that no file has where nobody says that they are noop layers: they may as well be lost.
+
+    Args:
+        topology: by `topology_of`, with the same `overrides`.
+        said: how many layers the model has, by whatever says it.
+
+    Raises:
+        UserError: names the positions, and how to say that they are noop layers.
+    """
+    absent, arguments = topology.noop_layers, directory.arguments
+    if not absent or "noop_layers" in overrides or numbers(arguments.get("noop_layers")):
+        return
+    positions = arguments["num_layers"]
+    if positions - len(absent) in said:
+        return
+    listed = ",".join(map(str, absent))
+    counts = " or ".join(map(str, sorted(set(said))))
+    known = f"the model should have {counts}" if said else "nothing says how many the model has"
+    raise UserError(
+        f"{directory.any_file.path}: its arguments say num_layers {positions} and no noop_layers, but no file has the "
+        f"layers at positions {listed}: {positions - len(absent)} layers are left, and {known}. If they were lost, "
+        f"copy the checkpoint again. If they are noop layers, say so: with --noop-layers {listed} on the way to "
+        "Hugging Face, or in noop_layers of its arguments"
+    )
+
+
+_COUNTS = (
+    *("num_layers", "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"),
+    *("expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size"),
+)
+
+
+def _check_types(arguments: Mapping[str, Any], path: Path) -> None:
+    """Refuse arguments about the split that are no numbers."""
+    for name in (*_COUNTS, "mtp_num_layers"):
+        value, least = arguments.get(name), 0 if name == "mtp_num_layers" else 1
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UserError(
+                f"{path}: its arguments say {name} {value!r}; expected a whole number of at least {least}: correct it "
+                "there"
+            )
+    for name in ("num_layer_list", "noop_layers"):
+        try:
+            good = all(type(each) is int for each in numbers(arguments.get(name)) or ())
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise UserError(
+                f"{path}: its arguments say {name} {arguments[name]!r}; expected whole numbers, such as '0,5' or a "
+                "list: correct it there"
+            )
+
+
+def _check_chunks(file: RankFile, topology: Topology) -> None:
+    """Refuse a file whose models are not those of the pipeline stages that its arguments say."""
+    if topology.is_virtual == ("model" in file.models):
+        expected = "model0, model1, ..." if topology.is_virtual else "model"
+        raise UserError(
+            f"{file.path}: holds {', '.join(sorted(file.models))}, but its arguments say "
+            f"{'' if topology.is_virtual else 'no '}virtual pipeline stages "
+            f"(virtual_pipeline_model_parallel_size, schedules_method): expected {expected}. Correct the arguments, or "
+            "copy the checkpoint again"
+        )
 
 
 def _sizes_of_names(folders: Iterable[Path]) -> dict[str, int]:
@@ -192,3 +317,12 @@ def numbers(value: Any) -> tuple[int, ...] | None:
     if isinstance(value, str):
         return tuple(int(part) for part in value.split(","))
     return tuple(sorted(value)) if isinstance(value, set | frozenset) else tuple(value)
+
+
+def padded_rows(directory: MgDirectory, topology: Topology, vocab_size: int) -> int | None:
+    """The padded vocabulary of a checkpoint, read off its embedding; None where the first file has none."""
+    for model in directory.any_file.models.values():
+        stored = model.get("embedding.word_embeddings.weight")
+        if stored is not None and stored.shape[0] * topology.tp >= vocab_size:
+            return stored.shape[0] * topology.tp
+    return None

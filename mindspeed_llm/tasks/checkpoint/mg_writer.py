@@ -44,8 +44,9 @@ def lay_out(folder: Path, file: TargetFile, arguments: Mapping[str, Any], chunks
         chunk, key = _split(target.key)
         # Memory that is never touched takes address space only.
         state[chunk][key] = torch.empty(target.shape, dtype=target.dtype)
-    with torch.serialization.skip_data():
-        torch.save(state, path)
+    # Into a stream: by itself, torch has no words for a disk that is full.
+    with path.open("wb") as stream, torch.serialization.skip_data():
+        torch.save(state, stream)
     written = read_torch_file(path)
     offsets = {target.key: written[chunk][key].offset for target in file.targets for chunk, key in [_split(target.key)]}
     places = checksum_places(path)

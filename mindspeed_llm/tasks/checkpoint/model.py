@@ -30,8 +30,17 @@ from mindspeed_llm.tasks.checkpoint.layout import (
     hf_layers,
     place,
 )
-from mindspeed_llm.tasks.checkpoint.rules import Part, Placed, Share
+from mindspeed_llm.tasks.checkpoint.rules import Part, Share
 from mindspeed_llm.tasks.checkpoint.tables import Copy, Dropped, Entry, Family, Hf
+
+_FLAGS = {"tp": "--target-tensor-parallel-size", "mtp_num_layers": "--mtp-num-layers"}
+"""Field of `Topology` that a family may have a limit for -> what the user writes."""
+_WHOLE_ON_A_RANK = {
+    "num_attention_heads": "attention heads",
+    "mamba_num_heads": "heads of the state space",
+    "mamba_num_groups": "groups of the state space",
+}
+"""Setting -> what it counts, which no two tensor parallel ranks share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +63,8 @@ class MgTensor:
     key: str
     shape: tuple[int, ...]
     view: tuple[int, ...]
+    names: tuple[str, ...]
+    """The Hugging Face tensors that it is made of; where all of it is padding, too, and there are no pieces."""
     pieces: tuple[tuple[str, Piece], ...]
     padding: Box | None = None
     keep_dtype: bool = False
@@ -125,22 +136,20 @@ class Model:
                 if not self._applies(item, spot):
                     continue
                 for source in item.sources:
-                    for expert in self._experts_named_by(source):
+                    for expert in self._experts_named_by(source.name):
                         add(source, spot, expert, item.keep_dtype)
-        for copy, spot in self._copies():
-            if copy.written:
-                add(Hf(name=copy.name, shape=copy.shape), spot)
+        found |= {tensor.name: tensor for tensor, _, written in self._copies() if written}
         return found
 
     @cached_property
     def copies(self) -> dict[str, str]:
         """Hugging Face tensors that repeat another: name -> name of the other."""
-        return {self._name(copy.name, spot): copy.of for copy, spot in self._copies()}
+        return {tensor.name: of for tensor, of, _ in self._copies()}
 
     @cached_property
     def written_copies(self) -> dict[str, str]:
         """Those of them that checkpoints of the family have."""
-        return {self._name(copy.name, spot): copy.of for copy, spot in self._copies() if copy.written}
+        return {tensor.name: of for tensor, of, written in self._copies() if written}
 
     def why_absent(self, name: str) -> str | None:
         """Why a Hugging Face tensor has no place in this model; None where there is no reason, which is an error."""
@@ -166,21 +175,22 @@ class Model:
         topology, settings = self.topology, self.settings
         check_experts(topology, settings.get("num_experts") or 0)
         for limit in self.family.limits:
-            if getattr(topology, limit.attribute) > limit.most:
+            if (found := getattr(topology, limit.attribute)) > limit.most:
                 raise UserError(
-                    f"{self.family.ids[0]}: {limit.attribute.upper()} {getattr(topology, limit.attribute)} is not "
-                    f"possible, at most {limit.most}: {limit.reason}"
+                    f"{self.family.ids[0]}: {_FLAGS[limit.attribute]} {found} is not possible, at most {limit.most}: "
+                    f"{limit.reason}"
                 )
         for refused in self.family.refused:
             if holds(refused.when, settings, topology):
                 raise UserError(f"{self.family.ids[0]}: {refused.flags} is not possible: {refused.reason}")
-        heads = settings.get("num_attention_heads")
-        if heads and heads % topology.tp:
-            raise UserError(
-                f"--target-tensor-parallel-size {topology.tp} does not divide the {heads} attention heads; expected a "
-                f"divisor of {heads}"
-            )
-        available = (settings.get("num_nextn_predict_layers") or 0) if self.family.mtp else 0
+        for name, things in _WHOLE_ON_A_RANK.items():
+            count = settings.get(name)
+            if count and count % topology.tp:
+                raise UserError(
+                    f"--target-tensor-parallel-size {topology.tp} does not divide the {count} {things}; expected a "
+                    f"divisor of {count}"
+                )
+        available = settings.get("num_nextn_predict_layers") or 0
         if topology.mtp_num_layers > available:
             raise UserError(
                 f"--mtp-num-layers {topology.mtp_num_layers}: the model has {available} MTP layers; expected 0 to "
@@ -235,16 +245,24 @@ class Model:
             numbers={"mtp": mtp},
         )
 
-    def _copies(self) -> Iterator[tuple[Copy, _Place]]:
-        for copy in self.family.copies:
-            if holds(copy.when, self.settings, self.topology):
-                yield copy, _Place()
+    def _copies(self) -> Iterator[tuple[HfTensor, str, bool]]:
+        """Each copy with the name of what it repeats, and whether checkpoints have it."""
+        ends = [(copy, _Place()) for copy in self.family.copies]
         for mtp in range(self.topology.mtp_num_layers):
-            for copy in self.family.mtp_copies:
-                if holds(copy.when, self.settings, self.topology):
-                    yield copy, self._mtp_place(mtp)
+            ends += [(copy, self._mtp_place(mtp)) for copy in self.family.mtp_copies]
+        for copy, spot in ends:
+            if self._applies(copy, spot):
+                yield self._hf_tensor(copy.name, copy.shape, spot, None), copy.of, copy.written
+        if not self.family.layer_copies:
+            return
+        places = [place for chunk in self.chunks for place in self._places(chunk)]
+        for spot in (spot for spot, entries in places if entries is self.family.layer):
+            for copy in self.family.layer_copies:
+                for expert in self._experts_named_by(copy.name) if self._applies(copy, spot) else ():
+                    tensor = self._hf_tensor(copy.name, copy.shape, spot, expert)
+                    yield tensor, self._name(copy.of, spot, expert), copy.written
 
-    def _applies(self, item: Entry, spot: _Place) -> bool:
+    def _applies(self, item: Entry | Copy, spot: _Place) -> bool:
         return holds(item.when, self.settings, self.topology, spot.layer, spot.fixed)
 
     # From words to numbers
@@ -269,8 +287,8 @@ class Model:
             view=tuple(size for factors in sizes for size in factors),
         )
 
-    def _experts_named_by(self, source: Hf) -> list[int | None]:
-        return list(range(self.settings["num_experts"])) if "{expert}" in source.name else [None]
+    def _experts_named_by(self, name: str) -> list[int | None]:
+        return list(range(self.settings["num_experts"])) if "{expert}" in name else [None]
 
     def _part(self, source: Hf, spot: _Place, expert: int | None) -> Part:
         tensor = self._hf_tensor(source.name, source.shape, spot, expert)
@@ -294,7 +312,7 @@ class Model:
         if not item.is_expert:
             share = Share(index=rank.tp, count=self.topology.tp, padded_vocab_size=self.padded_vocab_size)
             parts = [self._part(source, spot, None) for source in item.sources]
-            yield self._tensor(item, spot, chunk, item.rule.place(parts, share))
+            yield self._tensor(item, spot, chunk, parts, share)
             return
         count = self.topology.expert_tp
         share = Share(index=rank.tp if count > 1 else 0, count=count)
@@ -302,17 +320,21 @@ class Model:
         of_expert = [[self._part(source, spot, expert) for source in item.sources] for expert in mine]
         if "{local}" not in item.mg:
             parts = [part for parts in of_expert for part in parts]
-            yield self._tensor(item, spot, chunk, item.rule.place(parts, share))
+            yield self._tensor(item, spot, chunk, parts, share)
             return
         for local, parts in enumerate(of_expert):
-            yield self._tensor(item, spot, chunk, item.rule.place(parts, share), local)
+            yield self._tensor(item, spot, chunk, parts, share, local)
 
-    def _tensor(self, item: Entry, spot: _Place, chunk: Chunk, placed: Placed, local: int | None = None) -> MgTensor:
+    def _tensor(
+        self, item: Entry, spot: _Place, chunk: Chunk, parts: list[Part], share: Share, local: int | None = None
+    ) -> MgTensor:
+        placed = item.rule.place(parts, share)
         return MgTensor(
             chunk=chunk.key,
             key=spot.mg_prefix + item.mg.format(local=local, **spot.numbers),
             shape=placed.shape,
             view=placed.view,
+            names=tuple(dict.fromkeys(part.name for part in parts)),
             pieces=placed.pieces,
             padding=placed.padding,
             keep_dtype=item.keep_dtype,
@@ -341,6 +363,7 @@ def bind(
     Raises:
         UserError: what is asked for cannot be; says why.
     """
+    dimensions.check(settings)
     dense = (settings.get("first_k_dense_replace") or 0) if settings.get("num_experts") else 0
     if first_k_dense is not None and not settings.get("num_experts"):
         raise UserError("--first-k-dense-replace: the model has no experts, all its layers are dense; leave it out")

@@ -52,6 +52,11 @@ class Mxfp4Source:
                     f"config.json says {[*count, 16]} and {list(count)}; check that they belong together"
                 )
 
+    @property
+    def dequantised(self) -> int:
+        """How many tensors are in MXFP4."""
+        return len(self._packed)
+
     def names(self) -> set[str]:
         """See `Source`."""
         return self._plain.names() | set(self._packed)

@@ -84,7 +84,7 @@ def rank_targets(
     """
     available = source.names()
     for tensor in model.rank_tensors(rank, only=only):
-        for name, _ in tensor.pieces:
+        for name in tensor.names:
             if name not in available:
                 raise UserError(
                     f"the source has no tensor {name}, which {tensor.key} is made of; check that config.json belongs "
@@ -162,9 +162,8 @@ def plan_hf(model: Model, source: Source, *, shard_size: int, params_dtype: torc
 
 
 def _dtype(tensor: MgTensor, source: Source, wanted: torch.dtype | None) -> torch.dtype:
-    found = {source.dtype(name): name for name, _ in tensor.pieces}
-    if not found:  # a share of the vocabulary that is all padding
-        return wanted or source.dtype(next(iter(source.names())))
+    # Of its tensors, not of its pieces: a share of the vocabulary that is all padding has none.
+    found = {source.dtype(name): name for name in tensor.names}
     if (dtype := _wanted(wanted, tensor.keep_dtype, set(found))) is not None:
         return dtype
     if len(found) > 1:

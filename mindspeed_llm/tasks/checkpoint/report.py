@@ -14,6 +14,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.versions import versions
 from mindspeed_llm.tasks.checkpoint.boxes import Box
 from mindspeed_llm.tasks.checkpoint.plan import Plan
+from mindspeed_llm.tasks.checkpoint.quantised import Dequantised
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import Source
 from mindspeed_llm.tasks.checkpoint.verify import Verified
@@ -40,16 +41,19 @@ def make_report(
     topology: Mapping[str, Any],
     plan: Plan,
     source: Source,
+    dequantised: Dequantised | None = None,
     hashes: Mapping[str, Mapping[str, str]],
     sizes: Mapping[str, int],
     verified: Verified | None,
     figures: Figures,
+    adapter: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report as plain data.
 
     Args:
         topology: how the Megatron side is split; both of them with a Megatron input and output.
         hashes: of the output's files by their path: kind of hash -> hexadecimal digits.
+        adapter: what `adapter.summary` says of an adapter.
         sizes: bytes of all of the output's files by their path.
     """
     counts = {file.path: len(file.targets) for file in plan.files}
@@ -64,7 +68,9 @@ def make_report(
             "taken": len(plan.taken),
             "taken_how": dict(sorted(Counter(_how(plan, source, request.load_model_type)).items())),
             "dropped": dict(sorted(plan.dropped.items())),
-        },
+        }
+        | ({} if dequantised is None else {"dequantised": _dequantised(dequantised)}),
+        **({} if adapter is None else {"adapter": dict(adapter)}),
         "output": {
             "tensors": sum(counts.values()),
             "bytes": plan.nbytes,
@@ -104,7 +110,9 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
     rows = [
         ("converted", f"{report['family']}, {report['direction']}, into {folder}"),
         ("read", f"{source['tensors']} tensors, {source['taken']} taken, {len(source['dropped'])} dropped"),
+        ("quantised", _quantised(source.get("dequantised"))),
         ("how", ", ".join(f"{count} {how}" for how, count in source["taken_how"].items())),
+        ("adapter", adapter_text(report["adapter"]) if "adapter" in report else ""),
         ("written", f"{output['tensors']} tensors ({dtypes}), {output['bytes'] / 1e9:.3f} GB, {_files(output)}"),
         ("verified", _verified(verification)),
         ("took", f"{report['seconds']:.1f} s, {report['gb_per_second']:.2f} GB/s"),
@@ -118,6 +126,16 @@ def table(report: Mapping[str, Any], folder: Path) -> str:
         rows.append(("dropped", f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}: {reason}"))
     rows.append(("report", str(folder / REPORT)))
     return "\n".join(f"{name:<10} {text}" for name, text in rows if text)
+
+
+def adapter_text(adapter: Mapping[str, Any]) -> str:
+    """What `adapter.summary` says, in a line."""
+    count = sum(adapter["weights"].values())
+    what = "merged into" if adapter["merged"] else "converted alone; for"
+    return (
+        f"{adapter['folder']}, rank {adapter['rank']}, alpha {adapter['alpha']}, on {' '.join(adapter['targets'])}: "
+        f"{what} {count} tensors"
+    )
 
 
 def read_report(folder: Path) -> dict[str, Any] | None:
@@ -137,15 +155,6 @@ def read_report(folder: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise UserError(f"{path}: not a report of a conversion ({error!r}); remove it, or use another folder") from None
     return report
-
-
-def sizes_in(folder: Path) -> dict[str, int]:
-    """The files that the conversion into `folder` wrote, with their sizes; empty where there is no report of it."""
-    report = read_report(folder)
-    if report is None:
-        return {}
-    sizes = {name: file["bytes"] for name, file in report["output"]["files"].items()}
-    return sizes | {REPORT: (folder / REPORT).stat().st_size}
 
 
 def sha256(path: Path) -> str:
@@ -178,6 +187,22 @@ def _how(plan: Plan, source: Source, load_model_type: str) -> Iterator[str]:
     for name in plan.taken:
         words = [word for word, holds in (("split", len(boxes[name]) > 1), ("fused", name in fused)) if holds]
         yield " and ".join(words) or "whole"
+
+
+def _dequantised(dequantised: Dequantised) -> dict[str, Any]:
+    """The tensors with scales are a part of those that they belong to, so they are counted here only."""
+    return {
+        "tensors": dequantised.tensors,
+        "stored_as": dequantised.stored_as,
+        "scale_tensors": {f"*{dequantised.scales}": dequantised.tensors},
+    }
+
+
+def _quantised(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    [(scales, count)] = found["scale_tensors"].items()
+    return f"{found['tensors']} of them, {found['stored_as']}, dequantised with {count} {scales}"
 
 
 def _files(output: Mapping[str, Any]) -> str:

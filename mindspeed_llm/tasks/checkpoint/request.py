@@ -32,6 +32,17 @@ class ConversionRequest:
     """Make the output of the first so many layers."""
     first_k_dense_replace: int | None = None
     """Make the output of so many dense layers, followed by layers with experts."""
+    lora_load: Path | None = None
+    """Folder of an adapter: a Megatron checkpoint, or PEFT's files. None: it stands in `load_dir`, if there is any."""
+    lora_r: int | None = None
+    """The adapter's rank; must agree with its tensors."""
+    lora_alpha: int | None = None
+    """The adapter's alpha, for a checkpoint that does not say it."""
+    lora_target_modules: tuple[str, ...] = ()
+    """Megatron's layers that the adapter is on; must agree with its tensors. For an output that is an adapter, which
+    form it has."""
+    save_lora_to_hf: bool = False
+    """Write the adapter alone, in PEFT's files."""
     make_vocab_size_divisible_by: int = 1
     """The padded vocabulary is a multiple of this times the tensor parallel size."""
     params_dtype: str | None = None
@@ -46,3 +57,10 @@ class ConversionRequest:
     """Replace an earlier conversion in `save_dir`."""
     dry_run: bool = False
     """Only say what would be written."""
+
+    @property
+    def wants_lora(self) -> bool:
+        """Whether any flag is about an adapter."""
+        return bool(
+            self.lora_load or self.lora_r or self.lora_alpha or self.lora_target_modules or self.save_lora_to_hf
+        )

@@ -187,11 +187,13 @@ class StackedExperts:
     """All experts of a rank in one tensor, each transposed (grouped GEMM with local names).
 
     `fan_in` parts per expert stand side by side. Parts are [out, in]; the memory is [experts, in, out], which is stored
-    as [in, -1] for the first layer (`weight1`, gate and up) and as [-1, out] for the second (`weight2`).
+    as [in, -1] for the first layer (`weight1`, gate and up) and as [-1, out] for the second (`weight2`). Parts are cut
+    along `split`; None leaves them whole.
     """
 
     fan_in: int
-    split: int
+    split: int | None
+    first_layer: bool
 
     def place(self, parts: Sequence[Part], share: Share) -> Placed:
         """See `Rule`."""
@@ -201,18 +203,17 @@ class StackedExperts:
         for index, part in enumerate(parts):
             if index % self.fan_in == 0:
                 end = 0
-            cut = {self.split: share.of(part, self.split)}
+            cut = {} if self.split is None else {self.split: share.of(part, self.split)}
             size = [last - first for first, last in (cut.get(i, (0, n)) for i, n in enumerate(part.shape))]
             pieces.append((part.name, part.piece(cut, to=(2, 1), start=(index // self.fan_in, 0, end))))
             end += size[0]
             inputs, outputs = size[1], end
-        first_layer = self.split == 0
-        shape = (inputs, count * outputs) if first_layer else (count * inputs, outputs)
+        shape = (inputs, count * outputs) if self.first_layer else (count * inputs, outputs)
         return Placed(shape=shape, view=(count, inputs, outputs), pieces=tuple(pieces))
 
 
-STACKED_FC1 = StackedExperts(fan_in=2, split=0)
-STACKED_FC2 = StackedExperts(fan_in=1, split=1)
+STACKED_FC1 = StackedExperts(fan_in=2, split=0, first_layer=True)
+STACKED_FC2 = StackedExperts(fan_in=1, split=1, first_layer=False)
 
 
 def _merged(view: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.boxes import Box, shape_of, take, whole
 from mindspeed_llm.tasks.checkpoint.plan import Target
 from mindspeed_llm.tasks.checkpoint.sources import Source
@@ -62,7 +63,11 @@ def slab_start(view: Sequence[int], slab: Box) -> int:
 
 
 def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
-    """The values of one slab, contiguous: a view of the source where that is possible."""
+    """The values of one slab, contiguous: a view of the source where that is possible.
+
+    Raises:
+        UserError: finite values would become infinite in the target's type.
+    """
     buffer: torch.Tensor | None = None
     shape = shape_of(slab)
     for name, piece in target.pieces:
@@ -71,6 +76,8 @@ def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
             continue
         for hf_box, values in source.read(name, clipped.hf_box):
             ordered = clipped.as_mg(values, len(shape))
+            if ordered.dtype == torch.float64:
+                ordered = rounded(ordered, target.dtype)
             whole_slab = ordered.numel() == math.prod(shape) and ordered.dtype == target.dtype
             if whole_slab and ordered.is_contiguous():
                 return ordered
@@ -82,8 +89,28 @@ def assemble(target: Target, slab: Box, source: Source) -> torch.Tensor:
                 (start - origin, stop - origin)
                 for (start, stop), (origin, _) in zip(clipped.to_mg(hf_box), slab, strict=True)
             )
-            _copy(take(buffer, place), ordered)
+            part = take(buffer, place)
+            _copy(part, ordered)
+            if values.dtype != target.dtype and target.dtype.is_floating_point:
+                _refuse_overflow(part, clipped.as_mg(values, len(shape)), name)
     return torch.zeros(shape, dtype=target.dtype) if buffer is None else buffer
+
+
+def _refuse_overflow(written: torch.Tensor, values: torch.Tensor, name: str) -> None:
+    """Refuse numbers that the type that is written has no room for: they would be infinite."""
+    if not written.numel():
+        return
+    # One pass without a copy, which answers for nearly all slabs.
+    low, high = torch.aminmax(written)
+    if low.isfinite() and high.isfinite():
+        return
+    lost = ~written.isfinite() & values.isfinite()
+    if lost.any():
+        dtype = str(written.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{name} has values that {dtype} has no room for, such as {float(values[lost][0]):g} (at most "
+            f"{torch.finfo(written.dtype).max:g}); choose another --params-dtype, such as bf16"
+        )
 
 
 def _copy(into: torch.Tensor, values: torch.Tensor) -> None:
@@ -97,3 +124,17 @@ def _copy(into: torch.Tensor, values: torch.Tensor) -> None:
     into = into.squeeze()
     packed = matrix.t().contiguous().t()
     into.copy_(packed if into.is_contiguous() else packed.contiguous())
+
+
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in float64 as `dtype`, rounded once. torch goes to 16 bit by way of float32, and would round twice."""
+    if dtype.itemsize >= torch.float32.itemsize:
+        return values.to(dtype)
+    near = values.float()
+    back = near.double()
+    # Rounded to odd: towards zero, with the last bit set where something was cut off. The last bit of 24 decides
+    # between two values of 11 or 8 bits only where they would tie.
+    bits = near.view(torch.int32)
+    bits = torch.where(back.abs() > values.abs(), bits - 1, bits)
+    bits = torch.where(back != values, bits | 1, bits)
+    return bits.view(torch.float32).to(dtype)

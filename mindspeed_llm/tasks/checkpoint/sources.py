@@ -31,6 +31,8 @@ class Fragment:
     key: str
     shape: tuple[int, ...]
     """Of the tensor that has it."""
+    stored_as: str = ""
+    """How its values are stored, where they are not there as they are."""
 
 
 class Source(Protocol):
@@ -46,7 +48,10 @@ class Source(Protocol):
         """The dtype of a tensor."""
 
     def read(self, name: str, box: Box) -> Iterator[tuple[Box, torch.Tensor]]:
-        """Parts of the tensor's view that make up `box`, each with its own box; views of the files, where possible."""
+        """Parts of the tensor's view that make up `box`, each with its own box; views of the files, where possible.
+
+        Values that are computed may have a wider dtype than the tensor: whoever puts them into place rounds them.
+        """
 
     def fragments(self, name: str, box: Box) -> Iterator[Fragment]:
         """Where the parts that `read` gives come from."""

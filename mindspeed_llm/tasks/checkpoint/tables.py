@@ -142,6 +142,8 @@ class Family:
     copies: tuple[Copy, ...] = ()
     mtp_copies: tuple[Copy, ...] = ()
     """Per MTP layer, relative to its prefix; `of` is a whole name."""
+    layer_copies: tuple[Copy, ...] = ()
+    """Per layer, MTP layers included, and per expert where `{expert}` is in the name; both names relative."""
     dropped: tuple[Dropped, ...] = ()
     limits: tuple[Limit, ...] = ()
     refused: tuple[Refused, ...] = ()

@@ -77,6 +77,8 @@ _INERT = {
     ("megatron.core.rerun_state_machine", "RerunState"),
     ("megatron.core.rerun_state_machine", "RerunDiagnostic"),
     ("signal", "Signals"),
+    ("torch", "device"),
+    ("torch.serialization", "_get_layout"),
     # How some versions of Python pickle the members of an enumeration. The real one could reach anything.
     ("builtins", "getattr"),
     ("numpy.core.multiarray", "_reconstruct"),
@@ -106,16 +108,13 @@ _STORAGES = {
     "UntypedStorage": torch.uint8,
 }
 _PLAIN = {
-    ("argparse", "Namespace"): argparse.Namespace,
-    ("types", "SimpleNamespace"): argparse.Namespace,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
     ("__builtin__", "set"): set,
     ("torch", "Size"): tuple,
-    ("torch", "device"): Inert,
-    ("torch.serialization", "_get_layout"): Inert,
 }
+_NAMESPACES = {("argparse", "Namespace"), ("types", "SimpleNamespace")}
 _DTYPES = {("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
@@ -125,6 +124,9 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, stream: io.BytesIO, file: MappedFile, offsets: Mapping[str, int]) -> None:
         super().__init__(stream)
         self._file, self._offsets = file, offsets
+        # A pickle may set attributes of all that it can name, classes included: these are its own.
+        self._namespace = type("Namespace", (argparse.Namespace,), {})
+        self._inert = type("Inert", (Inert,), {})
 
     def find_class(self, module: str, name: str) -> Any:
         key = (module, name)
@@ -132,12 +134,14 @@ class _Unpickler(pickle.Unpickler):
             return _PLAIN[key]
         if key in _DTYPES:
             return _DTYPES[key]
+        if key in _NAMESPACES:
+            return self._namespace
         if key in _INERT:
-            return Inert
+            return self._inert
         if key == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._tensor
+            return lambda *given: self._tensor(*given)
         if key == ("torch._utils", "_rebuild_parameter"):
-            return _parameter
+            return lambda data, *_: data
         if module in ("torch", "torch.storage") and name in _STORAGES:
             return _STORAGES[name]
         if key == ("torch._tensor", "_rebuild_from_type_v2"):
@@ -165,10 +169,6 @@ class _Unpickler(pickle.Unpickler):
             shape=tuple(shape),
             stride=tuple(stride),
         )
-
-
-def _parameter(data: StoredTensor, *_: Any) -> StoredTensor:
-    return data
 
 
 def read_torch_file(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
@@ -14,13 +15,21 @@ def read_index(index: Path) -> dict[str, str]:
     """Tensor name -> file name.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the file is damaged, or names a tensor twice.
     """
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise UserError(f"{index}: not a weight index ({error!r}); expected an object with weight_map") from None
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"{twice} is in it twice")
+    return found
 
 
 def indexed_files(index: Path) -> list[Path]:

@@ -242,3 +242,17 @@ def test_loading_casts_to_the_dtype_of_the_model(tmp_path: Path) -> None:
     load_weights(model, read_weight_map(model, folder))
     for key, tensor in model.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[key]), key
+
+
+@pytest.mark.parametrize("with_scales", [True, False])
+def test_quantised_weights_are_refused(with_scales: bool, tmp_path: Path) -> None:
+    folder = save_toy("llama", tmp_path / "model")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    if with_scales:
+        tensors[name + "_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"quantised weights \(1 tensors, .*up_proj.weight is float8_e4m3fn\)"):
+        read_weight_map(on_meta(folder), folder)

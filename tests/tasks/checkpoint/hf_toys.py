@@ -8,28 +8,33 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from tests.tasks.checkpoint import toys
 from tests.tasks.checkpoint.hf_toy_table import OTHERS, TOYS, Toy
 
-__all__ = ["OTHERS", "TOYS", "Toy", "save"]
+__all__ = ["OTHERS", "TOYS", "Toy", "of_class", "repeat_ends", "save"]
 
 
 def save(folder: Path, name: str) -> Path:
     """Write the toy's directory."""
     made = (TOYS | OTHERS)[name]
-    config, shapes = _of_class(made) if name in TOYS else (made.config, {})
+    config, shapes = of_class(made) if name in TOYS else (made.config, {})
     tensors = {key: toys.tensor(key, shape, "F32") for key, shape in (dict(shapes) | dict(made.more)).items()}
-    for key in tensors:
-        # MTP layers repeat both ends of the model.
-        for end, of in (("embed_tokens.weight", "model.embed_tokens.weight"), ("head.weight", "lm_head.weight")):
-            if key.startswith("model.layers.") and key.endswith(end):
-                tensors[key] = tensors[of].clone()
+    repeat_ends(tensors)
     return toys.save_hf(folder, config, tensors)
 
 
-def _of_class(made: Toy) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+def repeat_ends(tensors: dict[str, torch.Tensor]) -> None:
+    """Let the MTP layers repeat both ends of the model, as those of checkpoints do."""
+    for key in tensors:
+        for end, of in (("embed_tokens.weight", "model.embed_tokens.weight"), ("head.weight", "lm_head.weight")):
+            if key.startswith("model.layers.") and key.endswith(end):
+                tensors[key] = tensors[of].clone()
+
+
+def of_class(made: Toy) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """config.json and the shapes of all tensors, as transformers writes them."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

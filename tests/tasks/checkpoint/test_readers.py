@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint import torch_file
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf
 from mindspeed_llm.tasks.checkpoint.torch_file import Inert, read_torch_file
 from tests.tasks.checkpoint import toys
@@ -35,6 +37,89 @@ def test_other_classes_are_refused(protocol: int, bad: object, tmp_path: Path, m
     with pytest.raises(UserError, match=f"{path} asks for .* was not loaded"):
         read_torch_file(path)
     assert not (tmp_path / "was_here").exists()
+
+
+class Namespace:
+    """Has the name of a class that is allowed, and is another one."""
+
+    def __reduce__(self):
+        return Namespace, ()
+
+
+HIDDEN = {
+    "inside the arguments": lambda: argparse.Namespace(hidden_size=48, kind=Boom()),
+    "in a list of the arguments": lambda: argparse.Namespace(lists=[{"kind": (1, Boom())}]),
+    "as a key": lambda: {eval: 1},
+    "under the name of an allowed class": Namespace,
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("where", HIDDEN)
+def test_classes_that_hide_are_refused(
+    where: str, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the arguments of a checkpoint that is otherwise right, and beside the weights of a Hugging Face model."""
+    monkeypatch.chdir(tmp_path)
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    tensors = load_file(source / "model.safetensors")
+    toys.run(source, tmp_path / "mg")
+    [rank_file] = (tmp_path / "mg").glob("*/*/*.pt")
+    content = torch.load(rank_file, weights_only=False)
+    torch.save(content | {"args": HIDDEN[where]()}, rank_file, pickle_protocol=protocol)
+    (source / "model.safetensors").unlink()
+    torch.save(tensors | {"more": HIDDEN[where]()}, source / "pytorch_model.bin", pickle_protocol=protocol)
+    for folder, of in (("mg", "mg"), ("hf", "hf")):
+        with pytest.raises(UserError, match=r"asks for .*, which a checkpoint of weights has no use for"):
+            toys.run(tmp_path / folder, tmp_path / "out", of=of, to="mg")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "mg"]
+
+
+# name: what a pickle asks for, as GLOBAL opcodes name it
+DISGUISES = {
+    "a class of its name in another module": ("evil", "Namespace"),
+    "an attribute of an allowed class": ("argparse", "Namespace.__init__"),
+    "a module inside an allowed one": ("argparse", "_os.system"),
+    "a rebuilder of torch that looks up more": ("torch._utils", "_rebuild_tensor_v3"),
+    "a function of builtins": ("builtins", "exec"),
+    "an allowed name of builtins in another module": ("os", "set"),
+    "the loader itself": ("torch", "load"),
+}
+
+
+@pytest.mark.parametrize("name", DISGUISES)
+def test_disguises_are_refused(name: str, tmp_path: Path) -> None:
+    module, attribute = DISGUISES[name]
+    for number, code in enumerate(
+        (
+            b"\x80\x02" + f"c{module}\n{attribute}\n".encode() + b"(tR.",
+            # STACK_GLOBAL takes dots for attributes of attributes
+            b"\x80\x04" + b"".join(_text(word) for word in (module, attribute)) + b"\x93)R.",
+        )
+    ):
+        path = tmp_path / f"{number}.pt"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x/data.pkl", code)
+        with pytest.raises(UserError, match=f"asks for {module}.{attribute}, which"):
+            read_torch_file(path)
+
+
+def _text(word: str) -> bytes:
+    return b"\x8c" + bytes([len(word)]) + word.encode()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("argparse", "Namespace"), ("megatron.core.enums", "ModelType"), ("torch._utils", "_rebuild_parameter")],
+)
+def test_a_pickle_changes_no_class_of_this_process(module: str, name: str, tmp_path: Path) -> None:
+    """The BUILD opcode sets attributes of whatever stands on the stack, classes included."""
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02" + f"c{module}\n{name}\n".encode() + b"(N}\x8c\x07touchedK\x01stb.")
+    with contextlib.suppress(UserError):
+        read_torch_file(tmp_path / "x.pt")
+    kinds = (argparse.Namespace, Inert, torch_file.StoredTensor, torch_file._Unpickler._tensor)
+    assert not [kind for kind in kinds if hasattr(kind, "touched")]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

@@ -76,6 +76,92 @@ def test_what_no_conversion_wrote_is_left_alone(what: str, tmp_path: Path) -> No
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 
 
+def files_of(folder: Path) -> dict[Path, bytes]:
+    """All files, those behind symlinks included."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("verify", ["sample", "full"])
+@pytest.mark.parametrize("name", ["iter_0000001/mp_rank_00/model_optim_rng.pt", TRACKER])
+def test_a_file_that_changed_at_its_size_is_left_alone(verify: str, name: str, tmp_path: Path) -> None:
+    """One bit, and the time of change put back: only the content tells."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    output = tmp_path / "mg"
+    toys.run(source, output, "--verify", verify)
+    status, content = (output / name).stat(), bytearray((output / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (output / name).write_bytes(content)
+    os.utime(output / name, ns=(status.st_atime_ns, status.st_mtime_ns))
+    before = files_of(output)
+    with pytest.raises(UserError, match=f"holds {name}, which is not as a conversion left it"):
+        toys.run(source, output, "--overwrite")
+    assert files_of(output) == before and not list(tmp_path.glob("mg.*"))
+
+
+def test_what_stands_beside_the_weights_is_left_alone_where_it_changed(tmp_path: Path) -> None:
+    """A configuration that was edited, which no weights tell; of another size."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    toys.run(source, tmp_path / "mg")
+    toys.run(tmp_path / "mg", output := tmp_path / "back", of="mg", to="hf")
+    (output / "config.json").write_text((output / "config.json").read_text() + "\n")
+    before = files_of(output)
+    with pytest.raises(UserError, match=r"holds config\.json, which is not as a conversion left it"):
+        toys.run(tmp_path / "mg", output, "--overwrite", of="mg", to="hf")
+    assert files_of(output) == before
+
+
+def test_what_links_lead_to_is_left_alone(tmp_path: Path) -> None:
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    output = tmp_path / "mg"
+    toys.run(source, output)
+    (output / "iter_0000001").rename(tmp_path / "elsewhere")
+    (output / "iter_0000001").symlink_to(tmp_path / "elsewhere")
+    before = files_of(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="--overwrite leaves it alone"):
+        toys.run(source, output, "--overwrite")
+    assert files_of(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize("what", ["trained", "rewritten"])
+def test_what_comes_while_it_runs_is_left_alone(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training run that saves into the folder meanwhile, beside the conversion or in its place."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    output = tmp_path / "mg"
+    toys.run(source, output)
+    name = "iter_0000500" if what == "trained" else "iter_0000001"
+    original, trained = convert.write_text, output / name / "mp_rank_00" / "model_optim_rng.pt"
+
+    def meanwhile(path: Path, text: str) -> None:
+        trained.parent.mkdir(parents=True, exist_ok=True)
+        trained.write_text("weights of weeks")
+        original(path, text)
+
+    monkeypatch.setattr(convert, "write_text", meanwhile)
+    with pytest.raises(UserError, match="--overwrite leaves it alone"):
+        toys.run(source, output, "--overwrite")
+    assert trained.read_text() == "weights of weeks" and (output / TRACKER).exists()
+
+
+def test_files_of_the_user_are_not_replaced(tmp_path: Path) -> None:
+    """Nor are they where they have the name of one that is written; one with the same content is no loss."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    (source / "tokenizer.json").write_text('{"of": "the model"}')
+    toys.run(source, tmp_path / "mg")
+    output = tmp_path / "back"
+    output.mkdir()
+    (output / "tokenizer.json").write_text('{"of": "mine"}')
+    flags = ("--hf-cfg-dir", str(source))
+    for overwrite in ((), ("--overwrite",)):
+        with pytest.raises(UserError, match=r"holds tokenizer\.json, which this conversion would replace"):
+            toys.run(tmp_path / "mg", output, *flags, *overwrite, of="mg", to="hf")
+        assert {path.name: content for path, content in files_of(output).items()} == {
+            "tokenizer.json": b'{"of": "mine"}'
+        }
+    (output / "tokenizer.json").write_text('{"of": "the model"}')
+    toys.run(tmp_path / "mg", output, *flags, of="mg", to="hf")
+    expect_same_hf(source, output)
+
+
 def test_failure_leaves_the_earlier_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = toys.toy(tmp_path / "hf", "qwen3")
     toys.run(source, tmp_path / "mg", TP, "2")
@@ -126,6 +212,47 @@ def test_two_at_once(tmp_path: Path) -> None:
             toys.run(source, tmp_path / "mg")
         assert (other.folder / "half").exists()
     toys.run(source, tmp_path / "mg")
+
+
+@pytest.mark.parametrize("name", ["mg.partial", "mg.partial.lock"])
+@pytest.mark.parametrize("kind", ["folder", "file", "link to a folder", "link to a file", "link to nothing"])
+def test_names_beside_the_output_that_somebody_has(name: str, kind: str, tmp_path: Path) -> None:
+    """They are refused, and nothing in them or behind them changes."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    mine = tmp_path / "precious" if "link" in kind else tmp_path / name
+    if "folder" in kind:
+        (mine / "chapters").mkdir(parents=True)
+        (mine / "chapters" / "thesis.txt").write_text("years")
+    elif kind != "link to nothing":
+        mine.write_text("years")
+    if "link" in kind:
+        (tmp_path / name).symlink_to(mine)
+    before, names = files_of(tmp_path), sorted(tmp_path.rglob("*"))
+    for flags in ((), ("--overwrite",)):
+        with pytest.raises(UserError, match=rf"{tmp_path / name}.*, which is there already and"):
+            toys.run(source, tmp_path / "mg", *flags)
+        assert files_of(tmp_path) == before and sorted(tmp_path.rglob("*")) == names
+
+
+def test_what_a_kill_leaves_is_removed_at_any_moment(tmp_path: Path) -> None:
+    """Just after making the folder, in the middle of writing, and in the middle of removing; but not what is behind a
+    link in it.
+    """
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    partial, precious = tmp_path / "mg.partial", tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years")
+    partial.mkdir()
+    toys.run(source, tmp_path / "mg")
+    toys.run(source, tmp_path / "expected")
+    with Staging(tmp_path / "other", nbytes=0) as killed:
+        (killed.folder / "half").mkdir()
+        (killed.folder / "half" / "model.pt").write_text("half")
+        (killed.folder / "link").symlink_to(precious)
+        killed.folder.rename(partial)
+    toys.run(source, tmp_path / "mg", "--overwrite")
+    expect_same_mg(tmp_path / "expected", tmp_path / "mg")
+    assert (precious / "thesis.txt").read_text() == "years" and not list(tmp_path.glob("mg.*"))
 
 
 def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:

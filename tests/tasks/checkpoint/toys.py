@@ -35,7 +35,7 @@ REFERENCE = (
     / "reference"
     / "mcore_layout"
 )
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
+NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 def tensor(name: str, shape: Sequence[int], dtype: str) -> torch.Tensor:

@@ -56,8 +56,8 @@ FAMILIES: tuple[Family, ...] = (
     MAMBA2,
 )
 _NO_V4 = "the compressed attention and the hyper-connections of DeepSeek-V4 have no table here"
-# Ids of upstream's converter.
-_WITHOUT_TABLE = {"deepseek4": _NO_V4, "deepseek4_base": _NO_V4}
+WITHOUT_TABLE = {"deepseek4": _NO_V4, "deepseek4_base": _NO_V4}
+"""Ids of upstream's converter that are refused -> why."""
 
 
 def family_ids() -> list[str]:
@@ -74,8 +74,8 @@ def by_id(name: str) -> Family:
     for family in FAMILIES:
         if name in family.ids:
             return family
-    if name in _WITHOUT_TABLE:
-        raise UserError(f"--model-type-hf {name} cannot be converted: {_WITHOUT_TABLE[name]}")
+    if name in WITHOUT_TABLE:
+        raise UserError(f"--model-type-hf {name} cannot be converted: {WITHOUT_TABLE[name]}")
     raise UserError(f"--model-type-hf {name}: expected one of {', '.join(family_ids())}")
 
 

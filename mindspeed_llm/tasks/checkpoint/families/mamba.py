@@ -10,7 +10,7 @@ from mindspeed_llm.tasks.checkpoint.families.blocks import embedding, output, ti
 from mindspeed_llm.tasks.checkpoint.families.settings import SIZES
 from mindspeed_llm.tasks.checkpoint.fields import Field, Settings, without
 from mindspeed_llm.tasks.checkpoint.rules import COLUMNS, ROWS, WHOLE, Rule
-from mindspeed_llm.tasks.checkpoint.tables import Entry, Family, Hf, entry, hf
+from mindspeed_llm.tasks.checkpoint.tables import Entry, Family, Hf, Refused, entry, hf
 
 _EMBEDDING = hf("backbone.embeddings.weight", "vocab hidden")
 
@@ -85,6 +85,13 @@ MAMBA2 = Family(
         _mixer("out_proj.weight", hf("mixer.out_proj.weight", "hidden inner"), rule=COLUMNS),
     ),
     copies=tied_head(_EMBEDDING),
+    refused=(
+        Refused(
+            when="te",
+            flags="--transformer-impl transformer_engine",
+            reason="there is one form of its names only, that of the local implementation; leave the flag out",
+        ),
+    ),
     layer_prefix="backbone.layers.{layer}.",
 )
 

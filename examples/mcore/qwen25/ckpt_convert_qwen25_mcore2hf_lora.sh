@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Qwen2.5: an adapter trained with LoRA, merged into its base, as a Hugging Face model.
+#   bash examples/mcore/qwen25/ckpt_convert_qwen25_mcore2hf_lora.sh [more flags ...]
+# Environment: LOAD_DIR (the base checkpoint), LORA_LOAD (the checkpoint with the adapter), HF_CFG_DIR (the original
+# model's folder), SAVE_DIR (a new folder), LORA_R, LORA_ALPHA. Relative paths start at the root of the repository.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+
+LOAD_DIR="${LOAD_DIR:-./model_weights/qwen25_mcore/}"
+LORA_LOAD="${LORA_LOAD:-./ckpt/qwen25_lora/}"
+HF_CFG_DIR="${HF_CFG_DIR:-./model_from_hf/qwen25_hf/}"
+SAVE_DIR="${SAVE_DIR:-./model_from_mg/qwen25_hf_merged/}"
+LORA_R="${LORA_R:-8}"
+LORA_ALPHA="${LORA_ALPHA:-16}"
+
+python ./convert_ckpt_v2.py \
+    --load-model-type mg \
+    --save-model-type hf \
+    --model-type-hf qwen25 \
+    --load-dir "$LOAD_DIR" \
+    --lora-load "$LORA_LOAD" \
+    --save-dir "$SAVE_DIR" \
+    --hf-cfg-dir "$HF_CFG_DIR" \
+    --lora-r "$LORA_R" \
+    --lora-alpha "$LORA_ALPHA" \
+    --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2 \
+    "$@"

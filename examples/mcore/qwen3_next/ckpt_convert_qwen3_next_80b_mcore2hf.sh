@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Qwen3-Next-80B-A3B, Megatron -> Hugging Face.
+#   bash examples/mcore/qwen3_next/ckpt_convert_qwen3_next_80b_mcore2hf.sh [more flags ...]
+# Environment: LOAD_DIR (the checkpoint), HF_CFG_DIR (the original model's folder: config.json, tokenizer), SAVE_DIR (a
+# new folder). Relative paths start at the root of the repository.
+# How the checkpoint is split need not be said: it is read off the checkpoint.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+
+LOAD_DIR="${LOAD_DIR:-./model_weights/qwen3_next_80b_mcore/}"
+HF_CFG_DIR="${HF_CFG_DIR:-./model_from_hf/qwen3_next_80b_hf/}"
+SAVE_DIR="${SAVE_DIR:-./model_from_mg/qwen3_next_80b_hf/}"
+
+python ./convert_ckpt_v2.py \
+    --load-model-type mg \
+    --save-model-type hf \
+    --model-type-hf qwen3-next \
+    --load-dir "$LOAD_DIR" \
+    --save-dir "$SAVE_DIR" \
+    --hf-cfg-dir "$HF_CFG_DIR" \
+    "$@"
