@@ -14,6 +14,8 @@
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
 #                              that it should be. How parameters are stored follows from the seed. NAME is a toy or a
 #                              value of --model-type-hf.  [about 10 minutes on one core]
+#   whole_grids [TESTS]        all rows of the grids of which each test run takes a fixed sample only; by default those of
+#                              the Megatron backend.  [about half an hour on 2 cores]
 #
 # Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
 set -euo pipefail
@@ -73,6 +75,12 @@ job_convert_grid() {
     OMP_NUM_THREADS=1 "$PY" -m tests.tasks.checkpoint.grid "$@"
 }
 
+job_whole_grids() {
+    [ $# -gt 0 ] || set -- tests/tasks/models tests/training tests/core
+    setup_environment "$here" dev
+    OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q "$@"
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -84,5 +92,6 @@ case "${1:-}" in
 sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
 convert_grid) job_convert_grid "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, convert_grid)" ;;
+whole_grids) job_whole_grids "${@:2}" ;;
+*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, convert_grid, whole_grids)" ;;
 esac

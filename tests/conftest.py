@@ -13,6 +13,11 @@ import pytest
 from tests.support.pool import RankPool
 
 
+# Not yet timed on an idle machine with all others: they run with MINDSPEED_WHOLE_GRIDS=1 (`scripts/soak.sh whole_grids`).
+_LONG = ("core", "tasks/models", "training/checkpointing", "training/data")
+collect_ignore = [] if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1" else list(_LONG)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a grid that is too long for each run, keep a fixed sample: each n-th of the tests marked `sampled(n)`.
 
@@ -20,14 +25,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1":
         return
-    kept, left_out, seen = [], [], Counter[str]()
+    kept, left_out, seen = [], [], Counter[tuple[str, str]]()
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is None:
             kept.append(item)
             continue
-        (kept if seen[item.path.as_posix()] % mark.args[0] == 0 else left_out).append(item)
-        seen[item.path.as_posix()] += 1
+        grid = (item.path.as_posix(), getattr(item, "originalname", item.name))
+        (kept if seen[grid] % mark.args[0] == 0 else left_out).append(item)
+        seen[grid] += 1
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

@@ -40,6 +40,7 @@ ROWS: list[tuple[str, int, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "ranks", "flags", "values"), ROWS, ids=[f"{row[0]} {row[2]}" for row in ROWS])
 def test_converted_files_load_strictly_and_compute_the_same(
     rank_pool: RankPool,

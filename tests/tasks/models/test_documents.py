@@ -34,6 +34,7 @@ SPREAD: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "ranks", "values"), SPREAD)
 def test_other_documents_stay_bit_equal(
     rank_pool: RankPool, family: Family, name: str, ranks: int, values: dict[str, Any]
@@ -47,6 +48,7 @@ def test_other_documents_stay_bit_equal(
             assert {document for document, has_moved in documents.items() if has_moved} == {changed}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "ranks", "values"),
     [*SPREAD, ("qwen2-moe", 1, {}), ("mixtral", 2, EP2 | ALLTOALL | FLASH)],

@@ -36,6 +36,7 @@ def choices(name: str) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXPERTS)
 @pytest.mark.parametrize(("ranks", "values"), [(1, {}), (2, EP2 | ALLTOALL | GROUPED)], ids=["tp1", "ep2"])
 def test_routers_choose_the_same_experts_in_the_same_order(
@@ -80,6 +81,7 @@ SPREAD: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("loss", auxiliary.LOSSES)
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("topology", SPREAD)
@@ -134,6 +136,7 @@ def test_the_shared_expert_may_be_computed_while_tokens_travel(
     assert_parity(rank_pool.run(COMPARE, ranks=ranks, folder=folder, moe_shared_expert_overlap=True, **values))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("values", [ALLTOALL, ALLTOALL | GROUPED | {"moe_pad_expert_input_to_capacity": True}])
 @pytest.mark.parametrize(("ranks", "split"), [(1, {}), (2, EP2)])
 def test_a_capacity_that_is_enough_drops_nothing(

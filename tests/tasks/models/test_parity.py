@@ -36,6 +36,7 @@ ROWS = [*rows(DENSE, ANY_MODEL | DENSE_ONLY), *rows(EXPERTS, ANY_MODEL | WITH_EX
 Family = Callable[[str], Path]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "ranks", "values"),
     [pytest.param(name, ranks, values, id=f"{name}-{topology}") for name, topology, ranks, values in ROWS],
@@ -46,6 +47,7 @@ def test_models_equal_transformers(
     assert_parity(rank_pool.run(ROW, ranks=ranks, folder=str(family(name)), **values))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("padded", [640, 1024])
 @pytest.mark.parametrize("name", ["llama2", "llama-tied"])
 @pytest.mark.parametrize(("ranks", "values"), [(1, {}), (2, TP2), (4, TP2 | SP | PP2)])
@@ -56,6 +58,7 @@ def test_padding_of_the_vocabulary_changes_nothing(
     assert_parity(rank_pool.run(ROW, ranks=ranks, folder=str(family(name)), padded_vocab_size=padded, **values))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["llama-tied", "qwen25-tied-windows", "qwen3-moe-steps", "qwen2-moe"])
 @pytest.mark.parametrize(
     ("ranks", "values"),
@@ -82,6 +85,7 @@ def selective(*modules: str) -> dict[str, Any]:
     return {"recompute_granularity": "selective", "recompute_modules": modules}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "ranks", "values"),
     [

@@ -24,6 +24,7 @@ SWITCHES = {
 ALL = dict.fromkeys(SWITCHES, True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("name", ["llama-yarn", "mistral", "qwen2-moe"])
 def test_each_switch_reaches_its_operator_alone(rank_pool: RankPool, family: Family, switch: str, name: str) -> None:

@@ -75,6 +75,7 @@ def test_the_files_are_all_that_there_are(made: dict[str, Path], kind: str) -> N
     assert (made[kind] / TRACKER).read_text() == "2"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "name"), PLACES)
 def test_a_damaged_file_is_named(
     rank_pool: RankPool, made: dict[str, Path], tmp_path: Path, kind: str, name: str

@@ -84,6 +84,7 @@ def test_a_missing_checkpoint(place: Workplace, tmp_path: Path) -> None:
         assert run["error"].startswith(f"UserError: --load {folder} holds no checkpoint (--exit-on-missing-checkpoint)")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(
     ("flags", "said"),
@@ -129,6 +130,7 @@ def test_a_constant_schedule_may_be_prolonged(place: Workplace, tmp_path: Path) 
     assert run["error"] is None and run["start"] == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(
     ("toy", "said"),
