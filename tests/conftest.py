@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.pool import RankPool
 
-
-# Not yet timed on an idle machine with all others: they run with MINDSPEED_WHOLE_GRIDS=1 (`scripts/soak.sh whole_grids`).
+# Not yet timed together with all others: they run with MINDSPEED_WHOLE_GRIDS=1 (`scripts/soak.sh whole_grids`).
 _LONG = ("core", "tasks/models", "training/checkpointing", "training/data")
 collect_ignore = [] if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1" else list(_LONG)
 
