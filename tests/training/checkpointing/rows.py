@@ -120,7 +120,7 @@ def _train(
         {name: value.detach() for name, value in module.state_dict().items() if value is not None}
         for module in model.modules
     ]
-    result["weights"] = [{name: _hash(value) for name, value in chunk.items()} for chunk in weights]
+    result["weights"] = [{name: hash_of(value) for name, value in chunk.items()} for chunk in weights]
     if with_weights:
         result["states"] = [{name: value.clone() for name, value in chunk.items()} for chunk in weights]
         result["place"] = (
@@ -130,7 +130,8 @@ def _train(
         )
 
 
-def _hash(values: torch.Tensor) -> str:
+def hash_of(values: torch.Tensor) -> str:
+    """Tells tensors apart by their bytes."""
     return xxhash.xxh3_128_hexdigest(values.contiguous().view(torch.uint8).numpy().tobytes())
 
 
