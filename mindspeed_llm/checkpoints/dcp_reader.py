@@ -38,9 +38,13 @@ _METADATA_CLASSES = (
     "TensorStorageMetadata",
     "_MEM_FORMAT_ENCODING",
 )
+# megatron-core keeps the plans of all ranks in the metadata, for the next save.
+_PLAN_CLASSES = ("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType")
 _ALLOWED = frozenset(
     {("torch.distributed.checkpoint.metadata", name) for name in _METADATA_CLASSES}
+    | {("torch.distributed.checkpoint.planner", name) for name in _PLAN_CLASSES}
     | {
+        ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),

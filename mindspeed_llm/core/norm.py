@@ -12,6 +12,7 @@ from torch import nn
 
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.platform import operators
+from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.platform.operators import reference
 
 
@@ -20,7 +21,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, config: LlmConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=current_device()))
         _mark(self, config)
         self.eps = eps
         self._norm = operators.rms_norm if config.fused_rmsnorm else reference.rms_norm
@@ -34,7 +35,7 @@ class LayerNorm(nn.LayerNorm):
     """torch's layer norm over the last dimension (Ba et al. 2016)."""
 
     def __init__(self, config: LlmConfig, hidden_size: int, eps: float = 1e-5) -> None:
-        super().__init__(hidden_size, eps, dtype=config.params_dtype)
+        super().__init__(hidden_size, eps, dtype=config.params_dtype, device=current_device())
         _mark(self, config)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.moe.sequential_experts import mark_experts
 from mindspeed_llm.core.swiglu import fused_swiglu
+from mindspeed_llm.platform.device import current_device
 
 
 class GroupedExperts(MegatronModule):
@@ -40,8 +41,10 @@ class GroupedExperts(MegatronModule):
         )
         ffn = config.moe_ffn_hidden_size // self.tp_group.size()
         hidden = config.hidden_size
-        self.weight1 = torch.nn.Parameter(torch.empty(hidden, num_local_experts * 2 * ffn, dtype=config.params_dtype))
-        self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts * ffn, hidden, dtype=config.params_dtype))
+        # On the device at once: the random numbers that tell ranks' experts apart are those of its generator.
+        options: dict[str, Any] = {"dtype": config.params_dtype, "device": current_device()}
+        self.weight1 = torch.nn.Parameter(torch.empty(hidden, num_local_experts * 2 * ffn, **options))
+        self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts * ffn, hidden, **options))
         for weight, init, dim in (
             (self.weight1, config.init_method, 1),
             (self.weight2, config.output_layer_init_method, 0),
@@ -49,6 +52,7 @@ class GroupedExperts(MegatronModule):
             if config.perform_initialization:
                 _initialize_affine_weight_gpu(weight, init, partition_dim=dim, is_expert=True)
         mark_experts(self, config)
+        self.register_load_state_dict_post_hook(_forget_extra_states)
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """tokens [T, H] sorted by expert, how many each has [experts], their weights [T] -> [T, H], no bias."""
@@ -79,3 +83,8 @@ def _multiply(rows: Tensor, counts: Sequence[int], weights: Tensor) -> Tensor:
     Also experts without rows take part, so that their weights have gradients on every rank.
     """
     return torch.cat([part @ weight for part, weight in zip(rows.split(counts), weights, strict=True)])
+
+
+def _forget_extra_states(module: torch.nn.Module, keys: Any) -> None:
+    """Distributed checkpoints have an empty entry for each linear layer of experts that are not grouped."""
+    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not key.endswith("._extra_state")]

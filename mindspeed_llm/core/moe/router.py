@@ -1,4 +1,4 @@
-"""The router, whose auxiliary losses weigh the same on every topology."""
+"""The router: its auxiliary losses weigh the same on every topology, and it counts tokens exactly."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from megatron.core.transformer.moe.moe_utils import (
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+# What a step counts, and the bias that is moved by it. They are buffers, which a model in bf16 has in bf16: there
+# 256 + 1 is 256.
+_COUNTS = ("expert_bias", "local_tokens_per_expert", "global_tokens_per_expert", "ga_steps")
+
 
 class Router(TopKRouter):
-    """megatron-core's `TopKRouter`, with the scale of its auxiliary losses put right.
+    """megatron-core's `TopKRouter`, with the scale of its auxiliary losses and the dtype of its counts put right.
 
     Gradients are summed over all tokens and divided by their number at the end of a step. So the mean loss of a micro
     step has to enter with the number of the step's tokens. megatron-core takes this rank's tokens alone: under sequence
     parallelism the losses then weigh 1 / TP, and the loss per sequence 1 / (micro batch) of what they should.
     """
+
+    def _maintain_float32_expert_bias(self) -> None:
+        for name in _COUNTS:
+            count = getattr(self, name, None)
+            if count is not None and count.dtype != torch.float32:
+                count.data = count.data.float()
 
     def attach_and_log_load_balancing_loss(
         self,

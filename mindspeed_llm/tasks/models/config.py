@@ -46,7 +46,7 @@ def transformer_config(args: Namespace) -> LlmConfig:
         **_parallelism(args, dtype),
         **(_moe(args) if args.num_experts else {}),
         **_recompute(args),
-        **layer_layout.config_fields(args),
+        **_layers(args),
         normalization=args.normalization,
         layernorm_epsilon=args.norm_epsilon,
         qk_layernorm=args.qk_layernorm,
@@ -115,7 +115,7 @@ def _parallelism(args: Namespace, dtype: torch.dtype) -> dict[str, Any]:
 def _moe(args: Namespace) -> dict[str, Any]:
     return {
         "num_moe_experts": args.num_experts,
-        "moe_layer_freq": _expert_positions(args),
+        "moe_layer_freq": layer_layout.moe_pattern(args),
         "moe_ffn_hidden_size": args.moe_ffn_hidden_size,
         "moe_shared_expert_intermediate_size": args.moe_shared_expert_intermediate_size,
         "moe_shared_expert_gate": args.shared_expert_gate,
@@ -142,6 +142,12 @@ def _moe(args: Namespace) -> dict[str, Any]:
     }
 
 
+def _layers(args: Namespace) -> dict[str, Any]:
+    # Distributed checkpoints name each layer, whatever kinds of layers there are and where: one written with noop
+    # layers, or with experts in some layers only, is like any other.
+    return {"hetereogenous_dist_checkpoint": True} | layer_layout.config_fields(args)
+
+
 def _recompute(args: Namespace) -> dict[str, Any]:
     return {
         "recompute_granularity": args.recompute_granularity,
@@ -160,12 +166,6 @@ def _rope_scaling(args: Namespace) -> dict[str, Any] | None:
         given = getattr(args, name)
         words[word] = default if given is None else given
     return {"rope_type": args.rope_scaling_type} | {word: value for word, value in words.items() if value is not None}
-
-
-def _expert_positions(args: Namespace) -> list[int] | int:
-    """For each position 1 where its layer has experts; or 1, where all have: megatron-core then stores them alike."""
-    positions = layer_layout.moe_pattern(args)
-    return 1 if all(positions) else positions
 
 
 def _windowed_positions(args: Namespace) -> list[int]:

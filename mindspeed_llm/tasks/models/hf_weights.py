@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from torch import nn
 
+from mindspeed_llm.core import layer_layout
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.platform.distributed import is_rank_zero
 from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology
-from mindspeed_llm.tasks.checkpoint.load import Loaded, load
+from mindspeed_llm.tasks.checkpoint.load import load
 from mindspeed_llm.tasks.checkpoint.model import bind
 from mindspeed_llm.tasks.checkpoint.plan import rank_targets
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
 from mindspeed_llm.tasks.checkpoint.sources import WithCopies
+from mindspeed_llm.tasks.models.hf_arguments import hf_arguments
+
+_logger = logging.getLogger("mindspeed_llm")
+_HINT = "check the flags that describe the model, or give --model-from-hf instead of them"
+# Arguments that say what the weights are. Where others differ, a run may want to train the model to be another one.
+_OF_WEIGHTS = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("normalization", "position_embedding_type", "rotary_percent", "swiglu", "qk_layernorm"),
+    *("add_qkv_bias", "add_bias_linear", "untie_embeddings_and_output_weights"),
+    *("num_experts", "moe_layer_freq", "moe_ffn_hidden_size"),
+    *("moe_shared_expert_intermediate_size", "shared_expert_gate"),
+)
+# Arguments that say nothing about what the model computes.
+_FREE = ("init_method_std", "moe_aux_loss_coeff", "max_position_embeddings", "group_query_attention")
 
 
 def topology_of(args: Namespace) -> Topology:
     """The topology of a run, in the words of the mapping tables."""
-    virtual = args.virtual_pipeline_model_parallel_size
-    stages = args.pipeline_model_parallel_size * (virtual or 1)
     return Topology(
         tp=args.tensor_model_parallel_size,
         pp=args.pipeline_model_parallel_size,
         ep=args.expert_model_parallel_size,
         etp=args.expert_tensor_parallel_size,
-        # However the run says it, as layers or as stages.
-        layers_per_virtual_stage=args.num_layers // stages if virtual else None,
+        layers_per_virtual_stage=args.num_layers_per_virtual_pipeline_stage,
         num_layer_list=args.num_layer_list,
-        noop_layers=tuple(args.noop_layers or ()),
+        noop_layers=layer_layout.noop_layers(args),
         moe_grouped_gemm=args.moe_grouped_gemm,
         padded_vocab_size=args.padded_vocab_size,
     )
@@ -42,8 +56,13 @@ def topology_of(args: Namespace) -> Topology:
 def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) -> None:
     """Fill the chunks of this rank from the weights in `folder`, in the dtype of their parameters.
 
+    Where the arguments of the run differ from config.json in what weights do not tell (the base of rotary positions,
+    windows, ...), the arguments hold, and a warning says so.
+
     Args:
         chunks: the models of this rank's pipeline stage, one per virtual stage, without wrappers.
+        folder: a Hugging Face model directory.
+        args: the arguments that the chunks were built from.
 
     Raises:
         UserError: the directory is none, holds another model than the arguments describe, or lacks a tensor.
@@ -56,9 +75,10 @@ def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) 
         model_type_hf=args.model_type_hf,
     )
     loaded = load(request)
-    _compare(loaded, args, folder)
+    where = str(folder / "config.json")
+    _compare(hf_arguments(loaded.family, loaded.config, where, noop_layers=layer_layout.noop_layers(args)), args, where)
     topology = topology_of(args)
-    model = bind(loaded.family, loaded.settings, replace(topology, mtp_num_layers=0))
+    model = bind(loaded.family, loaded.settings, topology)
     source = WithCopies(loaded.source, model.written_copies)
     rank = Rank(
         tp=parallel_state.get_tensor_model_parallel_rank(),
@@ -76,19 +96,15 @@ def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) 
                 found = "no such parameter" if parameter is None else f"one of shape {tuple(parameter.shape)}"
                 raise UserError(
                     f"{folder}: {tensor.key} of shape {target.shape} has no place in the model, which has {found}; "
-                    "check the flags that describe the model, or give --model-from-hf instead of them"
+                    f"{_HINT}"
                 )
             place = parameter.data.view(target.view)
             for slab in slabs(target):
-                values = assemble(target, slab, source)
-                place[tuple(slice(*bounds) for bounds in slab)].copy_(values)
+                place[tuple(slice(*bounds) for bounds in slab)].copy_(assemble(target, slab, source))
             left.discard((tensor.chunk, tensor.key))
     if left:
         _, key = min(left)
-        raise UserError(
-            f"{folder} has nothing for {key} and {len(left) - 1} more parameters of the model; check the flags that "
-            "describe the model, or give --model-from-hf instead of them"
-        )
+        raise UserError(f"{folder} has nothing for {key} and {len(left) - 1} more parameters of the model; {_HINT}")
 
 
 def _parameters(chunk: nn.Module) -> dict[str, torch.Tensor]:
@@ -96,21 +112,16 @@ def _parameters(chunk: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in chunk.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
-def _compare(loaded: Loaded, args: Namespace, folder: Path) -> None:
-    for name in (
-        "num_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "ffn_hidden_size",
-        "vocab_size",
-    ):
-        said = loaded.settings.get(name)
-        mine = getattr(args, name)
-        if name == "num_layers":
-            mine -= len(args.noop_layers or ())
-        if said is not None and mine != said:
-            raise UserError(
-                f"{folder / 'config.json'} says {said} for --{name.replace('_', '-')}, the run has {mine}; "
-                "correct the flag, or give --model-from-hf"
-            )
+def _compare(said: Mapping[str, Any], args: Namespace, where: str) -> None:
+    """Refuse weights of another model; warn about a run that computes something else with them."""
+    mine = vars(args) | {"moe_layer_freq": tuple(layer_layout.moe_pattern(args)) if args.num_experts else None}
+    others = []
+    for name, value in said.items():
+        if mine[name] == value or name in _FREE:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if name in _OF_WEIGHTS:
+            raise UserError(f"{where} says {value} for {flag}, the run has {mine[name]}; {_HINT}")
+        others.append(f"{flag} {mine[name]} (config.json: {value})")
+    if others and is_rank_zero():
+        _logger.warning("the run goes on from the weights of %s with other settings: %s", where, ", ".join(others))

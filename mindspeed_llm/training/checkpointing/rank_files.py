@@ -10,21 +10,18 @@ from the mapped file.
 
 from __future__ import annotations
 
-import io
-import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from megatron.core import parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import nn
 
-from mindspeed_llm.checkpoints.files import DamagedCheckpoint, describe_file
+from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import Storage
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
@@ -40,6 +37,7 @@ from mindspeed_llm.training.checkpointing.distributed_shards import (
     scatter_buffers,
 )
 from mindspeed_llm.training.checkpointing.layout import OPTIMIZER_FILE, RANK_FILE
+from mindspeed_llm.training.checkpointing.torch_saving import save_file
 from mindspeed_llm.training.setup import TrainingModel
 
 _EXTRA_STATE = "._extra_state"
@@ -88,11 +86,12 @@ def write(
 
     def save() -> dict[str, dict[str, Any]]:
         written = {}
+        (folder / name).mkdir(exist_ok=True)
         if _is_writer(names, storage, on_each_node=True):
-            written[f"{name}/{RANK_FILE}"] = _save(content, folder / name / RANK_FILE)
+            written[f"{name}/{RANK_FILE}"] = save_file(content, folder / name / RANK_FILE)
         if shards is not None:
             assert _is_writer(names, storage, on_each_node=False), "another rank writes to this folder"
-            written[f"{name}/{OPTIMIZER_FILE}"] = _save(shards, folder / name / OPTIMIZER_FILE)
+            written[f"{name}/{OPTIMIZER_FILE}"] = save_file(shards, folder / name / OPTIMIZER_FILE)
         return written
 
     names = storage.gather(name)
@@ -131,45 +130,6 @@ def _is_writer(names: Sequence[str], storage: Storage, *, on_each_node: bool) ->
         for name, node in zip(names, storage.nodes, strict=True)
     ]
     return everyone.index(own) == rank
-
-
-class _HashingStream(io.RawIOBase):
-    """Hands bytes on and hashes them on the way, so that what lies on the disk can be compared with what was meant."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self._digest, self.size = stream, xxhash.xxh3_128(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        self.size += len(data)
-        self._stream.write(data)
-        return len(data)
-
-    def description(self) -> dict[str, Any]:
-        """Size and hash of what went through."""
-        return {"size": self.size, "xxh3": self._digest.hexdigest()}
-
-
-def _save(content: Any, path: Path) -> dict[str, Any]:
-    """Write a file and read it back.
-
-    Raises:
-        OSError: it cannot be written.
-        DamagedCheckpoint: the disk gives back something else.
-    """
-    path.parent.mkdir(exist_ok=True)
-    with path.open("wb") as stream:
-        hashing = _HashingStream(stream)
-        torch.save(content, cast("IO[bytes]", hashing))
-        stream.flush()
-        os.fsync(stream.fileno())
-    meant = hashing.description()
-    if describe_file(path) != meant:
-        raise DamagedCheckpoint(f"{path} does not hold what was written; the disk may be broken")
-    return meant
 
 
 # --- reading

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from megatron.core import parallel_state
@@ -31,6 +30,9 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 )
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from mindspeed_llm.checkpoints.dcp_reader import first_cause
 from mindspeed_llm.checkpoints.files import METADATA, describe_file
@@ -48,6 +50,7 @@ from mindspeed_llm.training.checkpointing.sharded_places import (
     optimizer_tensors,
     random_place,
 )
+from mindspeed_llm.training.checkpointing.torch_saving import disk_error, save_file
 from mindspeed_llm.training.setup import TrainingModel
 
 
@@ -84,23 +87,33 @@ def write(
     plain["content_metadata"].pop("dp_cp_group", None)
     rank = distributed.rank()
 
-    def write_plain() -> None:
+    def write_plain() -> dict[str, dict[str, Any]]:
         if rank != 0:
-            return
-        _save_durably(plain, folder / COMMON_FILE)
+            return {}
         save_config(CheckpointingConfig(TORCH_DIST), str(folder))
         _sync(folder / SHARDED_CONFIG)
+        return {COMMON_FILE: save_file(plain, folder / COMMON_FILE)}
 
-    storage.together(f"writing to {folder}", write_plain)
+    written = storage.together(f"writing to {folder}", write_plain)
     _write_tensors(tensors, folder, storage)
 
     def describe() -> dict[str, dict[str, Any]]:
         names = [path.name for path in folder.glob(f"__{rank}_*.distcp")]
         if rank == 0:
-            names += [COMMON_FILE, SHARDED_CONFIG, METADATA]
-        return {name: describe_file(folder / name) for name in names}
+            names += [SHARDED_CONFIG, METADATA]
+        return written | {name: describe_file(folder / name) for name in names}
 
     return storage.together(f"reading back {folder}", describe)
+
+
+class _Writer(dcp.FileSystemWriter):
+    """torch's writer, with the disk's errors."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            raise disk_error(error) from None
 
 
 def _write_tensors(tensors: Any, folder: Path, storage: Storage) -> None:
@@ -110,17 +123,12 @@ def _write_tensors(tensors: Any, folder: Path, storage: Storage) -> None:
             warnings.simplefilter("ignore")  # hints of the library about features that are not used here
             dcp.save(
                 mcore_to_pyt_state_dict(by_key, False),
-                storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=True),
+                storage_writer=_Writer(folder, single_file_per_rank=True, sync_files=True),
                 planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
                 process_group=storage.group,
             )
     except CheckpointException as error:
         raise CheckpointError(f"writing to {folder} {first_cause(error)}") from None
-
-
-def _save_durably(content: Any, path: Path) -> None:
-    torch.save(content, path)
-    _sync(path)
 
 
 def _sync(path: Path) -> None:

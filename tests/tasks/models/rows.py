@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import logging
+import multiprocessing
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -503,3 +504,92 @@ def load_with(
             }
     finally:
         logger.removeHandler(handler)
+
+
+@row
+def reshard(
+    *, folder: str, checkpoint: str, saved: dict[str, Any], loaded_with: dict[str, Any]
+) -> tuple[list[str], int]:
+    """Save a distributed checkpoint of the model under one topology and load it under another.
+
+    Returns:
+        the parameters of this rank that are not bit for bit those of the directory, and how many are.
+    """
+    from megatron.core import dist_checkpointing
+
+    path, target = Path(folder), Path(checkpoint)
+    args = megatron_args(path, world_size=dist.get_world_size(), **saved)
+    with session(args):
+        if dist.get_rank() == 0:
+            target.mkdir()
+        dist.barrier()
+        # megatron-core's writer starts processes of its own, which ranks of the pool, being daemons, may not.
+        with mock.patch.dict(multiprocessing.current_process()._config, daemon=False):
+            dist_checkpointing.save(_sharded(loaded(args, path)), str(target))
+    args = megatron_args(path, world_size=dist.get_world_size(), **loaded_with)
+    with session(args):
+        chunks = build(args)
+        state = dist_checkpointing.load(_sharded(chunks), str(target))
+        wrong, right = [], 0
+        for index, (chunk, expected) in enumerate(zip(chunks, loaded(args, path), strict=True)):
+            # A part that has layers without parameters only has no entry.
+            chunk.load_state_dict(state.get(f"model{index}", {}), strict=True)
+            of_directory = dict(expected.named_parameters())
+            for name, parameter in chunk.named_parameters():
+                if torch.equal(parameter, of_directory[name]):
+                    right += 1
+                else:
+                    wrong.append(name)
+        return wrong, right
+
+
+def _sharded(chunks: Sequence[nn.Module]) -> dict[str, Any]:
+    return {f"model{index}": chunk.sharded_state_dict() for index, chunk in enumerate(chunks)}
+
+
+@row
+def with_dropout(*, folder: str, **values: Any) -> dict[str, Any]:
+    """One step of training with dropout: `losses` of micro batches (on the last stage), `gradients`, sums that tell
+    them apart bit by bit, and `attention`, for each layer and micro batch the elements that are dropped for the first
+    token.
+    """
+    from mindspeed_llm.core.attention import CoreAttention
+
+    path = Path(folder)
+    args = megatron_args(
+        path, world_size=dist.get_world_size(), **{"hidden_dropout": 0.1, "attention_dropout": 0.2, **values}
+    )
+    with session(args):
+        chunks = loaded(args, path)
+        ids = torch.load(path / "reference.pt")["ids"]
+        outputs: list[Tensor] = []
+        for chunk in chunks:
+            chunk.train()
+            for module in chunk.modules():
+                if isinstance(module, CoreAttention):
+                    module.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))
+        losses = run_schedule(chunks, args, ids, labels=labels_of(ids))
+        gradients = {
+            f"{index}/{name}": parameter.grad.view(torch.int32).sum().item()
+            for index, chunk in enumerate(chunks)
+            for name, parameter in chunk.named_parameters()
+        }
+        # The first token sees itself alone: its output is zero where that one weight is dropped.
+        zeros = [(output[0] == 0).flatten().tolist() for output in outputs]
+        return {"losses": [float(loss["loss"]) for loss in losses], "gradients": gradients, "attention": zeros}
+
+
+@row
+def attention(*, folder: str, tensors: Sequence[Any], documents: Any, **values: Any) -> list[Any]:
+    """The core of the first layer's attention: its output for query, key and value, and the gradients of these where
+    the output's is the fourth tensor.
+    """
+    args = megatron_args(Path(folder), **values)
+    with session(args):
+        [chunk] = build(args)
+        *inputs, weights = (torch.from_numpy(array) for array in tensors)
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        numbers = None if documents is None else torch.from_numpy(documents)
+        output = chunk.decoder.layers[0].self_attention.core_attention(*inputs, numbers)
+        gradients = torch.autograd.grad(output, inputs, weights)
+        return [tensor.detach().numpy() for tensor in (output, *gradients)]

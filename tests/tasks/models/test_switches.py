@@ -31,8 +31,11 @@ def test_each_switch_reaches_its_operator_alone(rank_pool: RankPool, family: Fam
     row = "tests.tasks.models.rows:switched"
     [found] = rank_pool.run(row, ranks=1, folder=str(family(name)), switches={switch: True})
     assert {operator for operator, calls in found["calls"].items() if calls} == {SWITCHES[switch]}
-    assert found["logits"] <= 1e-6
-    assert found["gradients"] <= 1e-6
+    # The kernels of a CPU are the same operations in the same order; but for attention, which has another order, see
+    # `test_attention`.
+    bar = 2e-5 if switch == "use_flash_attn" else 0.0
+    assert found["logits"] <= bar
+    assert found["gradients"] <= bar
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,12 +58,22 @@ def train(
     values: dict[str, Any] | None = None,
     mutant: str | None = None,
     with_weights: bool = False,
+    nodes: list[str] | None = None,
 ) -> dict[str, Any]:
     """Train up to step `steps`, from the checkpoint of `--load` where there is one.
 
     Returns what must not change when a run is interrupted: per step (number, loss, gradient norm, learning rate), a
     draw of each generator after the last step, hashes of this rank's weights; and what was logged, and the error.
+
+    Args:
+        nodes: for each rank the folder that it takes for `--load` and `--save`: every rank is a node of its own then.
     """
+    if nodes is not None:
+        # The pool restores the environment.
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        own = nodes[dist.get_rank()]
+        flags = [own if flags[index - 1] in ("--load", "--save") else flag for index, flag in enumerate(flags)]
+        saves = [(number, kind, own) for number, kind, _ in saves]
     with _logged() as lines, running(folder, flags, values or {}) as args, MUTANTS[mutant]():
         result: dict[str, Any] = {"log": lines, "error": None, "steps": [], "args": args}
         from mindspeed_llm.checkpoints.storage import CheckpointError
@@ -120,7 +131,7 @@ def _train(
         {name: value.detach() for name, value in module.state_dict().items() if value is not None}
         for module in model.modules
     ]
-    result["weights"] = [{name: _hash(value) for name, value in chunk.items()} for chunk in weights]
+    result["weights"] = [{name: hash_of(value) for name, value in chunk.items()} for chunk in weights]
     if with_weights:
         result["states"] = [{name: value.clone() for name, value in chunk.items()} for chunk in weights]
         result["place"] = (
@@ -130,7 +141,8 @@ def _train(
         )
 
 
-def _hash(values: torch.Tensor) -> str:
+def hash_of(values: torch.Tensor) -> str:
+    """Tells tensors apart by their bytes."""
     return xxhash.xxh3_128_hexdigest(values.contiguous().view(torch.uint8).numpy().tobytes())
 
 

@@ -1,0 +1,49 @@
+"""Checkpoints as Megatron-LM writes them are gone on from, and ours are what megatron-core reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.toys import TOYS
+from tests.training.checkpointing.conftest import SCHEDULE, Workplace
+from tests.training.checkpointing.test_resume import DROPOUT, TP
+
+pytestmark = pytest.mark.distributed
+WRITE, READ = "tests.training.checkpointing.foreign:write", "tests.training.checkpointing.foreign:read"
+ROWS: dict[str, tuple[str, int, list[str]]] = {
+    "torch": ("torch", 2, [TP, "2", *DROPOUT]),
+    "torch bf16": ("torch", 2, ["--bf16", TP, "2", *DROPOUT]),
+    "torch bf16 distributed": ("torch", 2, ["--bf16", "--use-distributed-optimizer", *DROPOUT]),
+    "torch_dist bf16 distributed": ("torch_dist", 2, ["--bf16", "--use-distributed-optimizer", *DROPOUT]),
+    "torch_dist": ("torch_dist", 2, [TP, "2", *DROPOUT]),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_megatron_writes_is_gone_on_from(place: Workplace, tmp_path: Path, name: str) -> None:
+    kind, ranks, flags = ROWS[name]
+    common: dict[str, Any] = {"folder": str(place.toy("llama")), "vocabulary": TOYS["llama"]["vocab_size"]}
+    expected = place.pool.run(
+        WRITE, ranks=ranks, steps=2, flags=[*SCHEDULE, *flags], target=str(tmp_path), kind=kind, **common
+    )
+    resumed = place.train("llama", ranks, flags, steps=4, load=tmp_path)
+    assert [(run["error"], run.get("start")) for run in resumed] == [(None, 2)] * ranks
+    for before, after in zip(expected, resumed, strict=True):
+        assert [tuple(step[:3]) for step in after["steps"]] == [tuple(step) for step in before]
+    assert resumed[0]["state"].floating_point_operations == 1.5
+    assert any("was written by another program: it has no manifest.json" in line for line in resumed[0]["log"])
+
+
+def test_megatron_core_reads_what_is_written_here(place: Workplace, tmp_path: Path) -> None:
+    flags = [*SCHEDULE, TP, "2"]
+    runs = place.train("llama", 2, flags, steps=2, save=tmp_path, saves=[(2, "torch_dist", tmp_path)])
+    found = place.pool.run(
+        READ, ranks=2, folder=str(place.toy("llama")), flags=flags, source=str(tmp_path / "iter_0000002")
+    )
+    for run, rank in zip(runs, found, strict=True):
+        assert rank["weights"] == run["weights"][0]
+        assert (rank["iteration"], rank["samples"], rank["version"]) == (2, 16, 3.0)
+    assert len(set(found[0]["moments"].values())) > 10
