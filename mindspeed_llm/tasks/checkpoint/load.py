@@ -91,7 +91,9 @@ def _load_hf(request: ConversionRequest) -> Loaded:
     stored = open_hf(request.load_dir, family.name_prefixes, is_needed=lambda name: model.why_absent(name) is None)
     # How weights are stored is said beside them, if anywhere.
     beside = request.load_dir if (request.load_dir / "config.json").is_file() else folder
-    source, dequantised = open_source(stored, expected, read_config(beside), str(beside / "config.json"))
+    source, dequantised = open_source(
+        stored, expected | model.copy_tensors, read_config(beside), str(beside / "config.json")
+    )
     loaded = Loaded(family=family, settings=settings, config=config, source=source, dequantised=dequantised)
     return _merged(loaded, open_wanted(request, family, settings), expected)
 

@@ -84,7 +84,7 @@ def test_tied_beside_untied(tmp_path: Path) -> None:
     """A redundant lm_head of a tied model is named as dropped; the last stage gets the embedding."""
     tied = toys.toy(tmp_path / "tied", "qwen3", tie_word_embeddings=True)
     weights = load_file(tied / "model.safetensors")
-    save_file(weights | {"lm_head.weight": torch.zeros(512, 48)}, tied / "model.safetensors")
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, tied / "model.safetensors")
     untied = toys.toy(tmp_path / "untied", "qwen3")
     for source, name in ((tied, "model.embed_tokens.weight"), (untied, "lm_head.weight"), (tied, None)):
         output = tmp_path / f"mg_{source.name}_{name}"
