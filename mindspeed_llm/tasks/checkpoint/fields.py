@@ -213,6 +213,38 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Only:
+    """A key of config.json that changes what a model computes, and that Megatron's model knows one value of: any other
+    is refused. It is not written, since its default says the same.
+    """
+
+    hf: str
+    holds: Callable[[Any, Settings], bool]
+    """Whether a value says what Megatron's model computes."""
+    expected: str
+    """For people: what is expected instead."""
+
+    def names(self) -> tuple[str, ...]:
+        """See `Spec`."""
+        return ()
+
+    def from_hf(self, config: Config, settings: Settings, where: str) -> dict[str, Any]:
+        """See `Spec`."""
+        value = config.get(self.hf)
+        if value is not None and not self.holds(value, settings):
+            raise UserError(f"{where}: {self.hf} {value!r} is not known here; expected {self.expected}")
+        return {}
+
+    def from_megatron(self, arguments: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
+        """See `Spec`. Arguments that a converter wrote carry keys of config.json, too."""
+        return self.from_hf(arguments, settings, where)
+
+    def to_hf(self, settings: Settings) -> dict[str, Any]:
+        """See `Spec`."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """How positions are stretched beyond those that a model was trained on at first.
 

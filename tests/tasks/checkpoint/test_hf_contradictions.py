@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config
+from mindspeed_llm.tasks.checkpoint.families import by_id
 from mindspeed_llm.tasks.checkpoint.hf_reader import open_hf, open_weight_file
 from tests.tasks.checkpoint import toys
 from tests.tasks.checkpoint.test_odd_inputs import sharded
@@ -178,3 +182,65 @@ def test_numbers_that_fp16_has_no_room_for(value: float, fits: bool, verify: str
         return
     refused(source, tmp_path, f"{name} has values that float16 has no room for, such as", *flags)
     toys.run(source, tmp_path / "bf16", "--params-dtype", "bf16")
+
+
+# Settings that change what is computed, and that Megatron's model does not have
+
+_WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "windows in turn": (
+        "qwen25",
+        _WINDOWS | {"layer_types": [_SLIDING, _FULL, _SLIDING, _FULL]},
+        "layer_types .* is not known here; expected full_attention in the first max_window_layers",
+    ),
+    "a window without use_sliding_window": ("qwen3", {"layer_types": [_FULL, _FULL, _FULL, _SLIDING]}, "layer_types"),
+    "halves of heads turn": ("deepseek3", {"rope_interleave": False}, "rope_interleave False is not known"),
+    "time steps with a bound": ("mamba2", {"time_step_limit": [0.0, 1.0]}, r"time_step_limit \[0.0, 1.0\]"),
+    "another activation": ("mamba2", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_megatron_does_not_have(name: str, tmp_path: Path) -> None:
+    family, changes, message = SETTINGS[name]
+    source = toys.toy(tmp_path / "hf", family)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | changes))
+    refused(source, tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen25", _WINDOWS | {"layer_types": [_FULL, _FULL, _SLIDING, _SLIDING]}),
+        ("qwen3", {"layer_types": [_FULL] * 4, "sliding_window": 8}),
+        ("deepseek3", {"rope_interleave": True}),
+        ("mamba2", {"time_step_limit": [0.0, float("inf")], "hidden_act": "silu"}),
+    ],
+)
+def test_settings_that_say_the_same(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    toys.run(toys.toy(tmp_path / "hf", family, **changes), tmp_path / "mg")
+
+
+def test_kinds_of_layers_are_those_of_transformers() -> None:
+    """The kinds that transformers derives, for any settings, are not refused; others are."""
+    from transformers import Qwen2Config
+
+    for use in (False, True):
+        for most in (0, 1, 3, 28):
+            config = Qwen2Config(num_hidden_layers=3, use_sliding_window=use, sliding_window=8, max_window_layers=most)
+            kinds, said = config.layer_types, config.to_dict() | toys.CONFIGS["qwen25"]
+            said |= {"use_sliding_window": use, "sliding_window": 8, "max_window_layers": most, "num_hidden_layers": 3}
+            from_hf_config(by_id("qwen25"), said | {"layer_types": kinds}, "config.json")
+            other = [_FULL if kind == _SLIDING else _SLIDING for kind in kinds]
+            with pytest.raises(UserError, match="layer_types"):
+                from_hf_config(by_id("qwen25"), said | {"layer_types": other}, "config.json")
+
+
+def test_attention_to_later_positions(hf_toy: Callable[[str], Path], tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    shutil.copytree(hf_toy("gemma3"), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"use_bidirectional_attention": True}))
+    refused(source, tmp_path, "use_bidirectional_attention True is not known here; expected false")
