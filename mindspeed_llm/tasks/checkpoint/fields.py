@@ -6,6 +6,7 @@ class: what `from_hf` reads, `to_hf` writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -80,6 +81,7 @@ class Field:
             if self.required:
                 raise UserError(f"{where}: {self._key} is missing; expected a value, the model cannot be read without")
             return {self.mg: self._default(settings)}
+        self._check_type(value, where)
         return {self.mg: self._translated(value, where)}
 
     def from_megatron(self, arguments: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
@@ -130,6 +132,18 @@ class Field:
             if value is not None or (self.nullable and key in config):
                 return True, value
         return False, None
+
+    def _check_type(self, value: Any, where: str) -> None:
+        """Refuse a value of config.json of another type than the default, which says what is meant."""
+        if self.default is True or self.default is False:
+            if not isinstance(value, bool):
+                raise UserError(f"{where}: {self._key} is {value!r}; expected true or false")
+        elif isinstance(self.default, float) and value is not None:
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            if not good or not math.isfinite(value) or value < 0:
+                raise UserError(f"{where}: {self._key} is {value!r}; expected a number of at least 0")
+        elif self.required and (type(value) is not int or value < 1):
+            raise UserError(f"{where}: {self._key} is {value!r}; expected a whole number above 0")
 
     def _translated(self, value: Any, where: str) -> Any:
         if self.negated:
@@ -260,6 +274,9 @@ class RopeScaling:
 
     def from_hf(self, config: Config, settings: Settings, where: str) -> dict[str, Any]:
         """See `Spec`."""
+        for key in ("rope_scaling", "rope_parameters"):
+            if config.get(key) is not None and not isinstance(config[key], Mapping):
+                raise UserError(f'{where}: {key} is {config[key]!r}; expected an object, such as {{"rope_type": ...}}')
         given = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if isinstance(given.get("full_attention"), Mapping):
             given = given["full_attention"]

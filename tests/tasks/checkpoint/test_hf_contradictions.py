@@ -244,3 +244,26 @@ def test_attention_to_later_positions(hf_toy: Callable[[str], Path], tmp_path: P
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"use_bidirectional_attention": True}))
     refused(source, tmp_path, "use_bidirectional_attention True is not known here; expected false")
+
+
+# Values of other types
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_parameters", [1]),
+        ("rope_scaling", "yarn"),
+        ("rms_norm_eps", "1e-5"),
+        ("rms_norm_eps", -1),
+        ("rope_theta", "x"),
+        ("rope_theta", float("nan")),
+        ("tie_word_embeddings", "yes"),
+        ("hidden_size", 48.0),
+        ("num_hidden_layers", "4"),
+    ],
+)
+def test_values_of_other_types(key: str, value: Any) -> None:
+    config = toys.CONFIGS["qwen3"] | {key: value}
+    with pytest.raises(UserError, match=f"^here: {key} is .*; expected"):
+        from_hf_config(by_id("qwen3"), config, "here")
