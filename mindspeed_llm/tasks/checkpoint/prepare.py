@@ -164,6 +164,8 @@ def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, A
     else:
         config = to_hf_config(loaded.family, output_settings(request, conversion))
         config["dtype"] = _most_common_dtype(conversion.plan)
+    # Configurations of models with several parts name the class of the whole, not that of the language model.
+    config = {"architectures": [loaded.family.architectures[0]], "model_type": loaded.family.model_type} | config
     # transformers 5 writes dtype, older ones torch_dtype.
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if request.params_dtype is not None:

@@ -267,3 +267,14 @@ def test_values_of_other_types(key: str, value: Any) -> None:
     config = toys.CONFIGS["qwen3"] | {key: value}
     with pytest.raises(UserError, match=f"^here: {key} is .*; expected"):
         from_hf_config(by_id("qwen3"), config, "here")
+
+
+def test_a_language_model_names_its_class(tmp_path: Path) -> None:
+    """The configuration of a model with images has the class of the whole only."""
+    source = toys.toy(tmp_path / "hf", "qwen25")
+    toys.run(source, tmp_path / "mg")
+    text = json.loads((source / "config.json").read_text())
+    del text["architectures"]
+    (source / "config.json").write_text(json.dumps({"model_type": "other", "text_config": text}))
+    toys.run(tmp_path / "mg", tmp_path / "back", "--hf-cfg-dir", str(source), of="mg", to="hf")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
