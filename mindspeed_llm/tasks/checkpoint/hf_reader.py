@@ -22,6 +22,12 @@ _LAYOUTS = (
     (_INDEXES[0], "model.safetensors", "*.safetensors"),
     (_INDEXES[1], "pytorch_model.bin", "pytorch_model*.bin"),
 )
+# What a table has a row for each of: a wrong number would fill the memory before it is compared with the weights.
+_COUNTS = (
+    *("num_hidden_layers", "num_layers", "n_layer", "num_nextn_predict_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts"),
+)
+_MOST = 5000
 _HEADER_LIMIT = 100 * 2**20
 
 
@@ -52,6 +58,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); expected a JSON object") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds a {type(config).__name__}; expected a JSON object")
+    for part in (config, config.get("text_config")):
+        for key in _COUNTS if isinstance(part, Mapping) else ():
+            if isinstance(part.get(key), int) and part[key] > _MOST:
+                raise UserError(f"{path}: {key} is {part[key]}; expected a number of at most {_MOST}")
     return config
 
 

@@ -278,3 +278,12 @@ def test_a_language_model_names_its_class(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({"model_type": "other", "text_config": text}))
     toys.run(tmp_path / "mg", tmp_path / "back", "--hf-cfg-dir", str(source), of="mg", to="hf")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts"])
+def test_numbers_beyond_any_model_are_refused_at_once(key: str, tmp_path: Path) -> None:
+    source = toys.toy(tmp_path / "hf", "qwen3-moe")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {key: 10**9}))
+    with pytest.raises(UserError, match=f"{key} is 1000000000; expected a number of at most 5000"):
+        toys.run(source, tmp_path / "mg")
