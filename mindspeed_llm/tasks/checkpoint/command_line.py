@@ -45,6 +45,9 @@ _SETTINGS = {
     "mamba_num_groups": "number of its groups",
     "mamba_head_dim": "width of its heads",
 }
+_SHARD_SIZE = 5 * 10**9
+_NEAR = 0.75
+"""How much of a misspelt flag must be right, from 0 to 1: below, what is near is only by chance."""
 _INPUT = {"input_tp_rank": "tp", "input_pp_rank": "pp"}
 
 
@@ -75,8 +78,18 @@ def parse(argv: Sequence[str]) -> ConversionRequest:
     to_mg = given["save_model_type"] == "mg"
     if to_mg and given["save_lora_to_hf"]:
         raise UserError("--save-lora-to-hf writes PEFT's files; add --save-model-type hf, or leave it out")
+    # With an adapter in a Megatron checkpoint they are about that one.
+    if given["load_model_type"] == "hf" and given["lora_load"] is None:
+        if ranks := [name for name in _INPUT if given[name] is not None]:
+            raise UserError(
+                f"--{ranks[0].replace('_', '-')} is about a Megatron input, and --load-model-type is hf; leave it out"
+            )
     if not to_mg and (sizes := [name for name in _SIZES if given[name] not in (None, 1)]):
         print(f"--{sizes[0].replace('_', '-')} has no effect: a Hugging Face output is not split")
+    if to_mg and given["max_shard_size"] != _SHARD_SIZE:
+        print("--max-shard-size has no effect: a Megatron output has one file per rank")
+    if not to_mg and given["make_vocab_size_divisible_by"] != 1:
+        print("--make-vocab-size-divisible-by has no effect: the vocabulary of a Hugging Face output is not filled up")
     storage = _chosen(given, _STORAGE)
     return ConversionRequest(
         load_model_type=given["load_model_type"],
@@ -135,27 +148,28 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--load-dir",
-        type=Path,
+        type=_folder,
         metavar="FOLDER",
         help="where the weights are (required): of a Megatron checkpoint the folder with "
         "latest_checkpointed_iteration.txt, or that of one iteration",
     )
     add(
         "--save-dir",
-        type=Path,
+        type=_folder,
         metavar="FOLDER",
         help="where to write (required): a folder that does not exist yet, or holds no weights. It appears when all of "
         "it is written and verified",
     )
     add(
         "--model-type-hf",
+        type=_text,
         metavar="ID",
         help="model family. Left out: read off config.json or the checkpoint's arguments. An id that contradicts "
         "config.json is refused",
     )
     add(
         "--hf-cfg-dir",
-        type=Path,
+        type=_folder,
         metavar="FOLDER",
         help="Hugging Face folder of the same model. Its config.json is read instead of the one in --load-dir or the "
         "checkpoint's arguments; a Hugging Face output gets config.json, tokenizer and chat template from it",
@@ -169,7 +183,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--max-shard-size",
         type=_bytes,
-        default=5 * 10**9,
+        default=_SHARD_SIZE,
         metavar="SIZE",
         help="largest weight file of a Hugging Face output: 5GB, 500MB or a number of bytes",
     )
@@ -313,7 +327,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--lora-load",
-        type=Path,
+        type=_folder,
         metavar="FOLDER",
         help="an adapter to merge into what is in --load-dir: a Megatron checkpoint, split in any way, or PEFT's "
         "files. Left out: the adapter stands in --load-dir, and one of the flags below says that it is wanted",
@@ -356,10 +370,22 @@ def make_parser() -> argparse.ArgumentParser:
 def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
     name = argument.split("=")[0]
     flags = [option for action in parser._actions for option in action.option_strings]
-    near = difflib.get_close_matches(name, flags, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, flags, n=1, cutoff=_NEAR)
     if not name.startswith("-"):
         return f"{argument!r} stands alone; expected a flag, or a value behind one"
     return f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else "; see --help")
+
+
+def _text(text: str) -> str:
+    # What a script makes of a variable that is not set.
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; give a value, or leave the flag out")
+    return text
+
+
+def _folder(text: str) -> Path:
+    # Path("") would be the current folder.
+    return Path(_text(text))
 
 
 def _positive(text: str) -> int:

@@ -6,6 +6,7 @@ class: what `from_hf` reads, `to_hf` writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -80,6 +81,7 @@ class Field:
             if self.required:
                 raise UserError(f"{where}: {self._key} is missing; expected a value, the model cannot be read without")
             return {self.mg: self._default(settings)}
+        self._check_type(value, where)
         return {self.mg: self._translated(value, where)}
 
     def from_megatron(self, arguments: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
@@ -130,6 +132,18 @@ class Field:
             if value is not None or (self.nullable and key in config):
                 return True, value
         return False, None
+
+    def _check_type(self, value: Any, where: str) -> None:
+        """Refuse a value of config.json of another type than the default, which says what is meant."""
+        if self.default is True or self.default is False:
+            if not isinstance(value, bool):
+                raise UserError(f"{where}: {self._key} is {value!r}; expected true or false")
+        elif isinstance(self.default, float) and value is not None:
+            good = isinstance(value, int | float) and not isinstance(value, bool)
+            if not good or not math.isfinite(value) or value < 0:
+                raise UserError(f"{where}: {self._key} is {value!r}; expected a number of at least 0")
+        elif self.required and (type(value) is not int or value < 1):
+            raise UserError(f"{where}: {self._key} is {value!r}; expected a whole number above 0")
 
     def _translated(self, value: Any, where: str) -> Any:
         if self.negated:
@@ -213,6 +227,38 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Only:
+    """A key of config.json that changes what a model computes, and that Megatron's model knows one value of: any other
+    is refused. It is not written, since its default says the same.
+    """
+
+    hf: str
+    holds: Callable[[Any, Settings], bool]
+    """Whether a value says what Megatron's model computes."""
+    expected: str
+    """For people: what is expected instead."""
+
+    def names(self) -> tuple[str, ...]:
+        """See `Spec`."""
+        return ()
+
+    def from_hf(self, config: Config, settings: Settings, where: str) -> dict[str, Any]:
+        """See `Spec`."""
+        value = config.get(self.hf)
+        if value is not None and not self.holds(value, settings):
+            raise UserError(f"{where}: {self.hf} {value!r} is not known here; expected {self.expected}")
+        return {}
+
+    def from_megatron(self, arguments: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
+        """See `Spec`. Arguments that a converter wrote carry keys of config.json, too."""
+        return self.from_hf(arguments, settings, where)
+
+    def to_hf(self, settings: Settings) -> dict[str, Any]:
+        """See `Spec`."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """How positions are stretched beyond those that a model was trained on at first.
 
@@ -228,6 +274,9 @@ class RopeScaling:
 
     def from_hf(self, config: Config, settings: Settings, where: str) -> dict[str, Any]:
         """See `Spec`."""
+        for key in ("rope_scaling", "rope_parameters"):
+            if config.get(key) is not None and not isinstance(config[key], Mapping):
+                raise UserError(f'{where}: {key} is {config[key]!r}; expected an object, such as {{"rope_type": ...}}')
         given = config.get("rope_scaling") or config.get("rope_parameters") or {}
         if isinstance(given.get("full_attention"), Mapping):
             given = given["full_attention"]

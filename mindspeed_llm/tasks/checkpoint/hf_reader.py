@@ -12,7 +12,7 @@ import torch
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.mapped_file import MappedFile
-from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
+from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES, HeaderEntry, read_header
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
 from mindspeed_llm.tasks.checkpoint.weight_index import indexed_files, read_index
 
@@ -22,6 +22,12 @@ _LAYOUTS = (
     (_INDEXES[0], "model.safetensors", "*.safetensors"),
     (_INDEXES[1], "pytorch_model.bin", "pytorch_model*.bin"),
 )
+# What a table has a row for each of: a wrong number would fill the memory before it is compared with the weights.
+_COUNTS = (
+    *("num_hidden_layers", "num_layers", "n_layer", "num_nextn_predict_layers"),
+    *("num_experts", "num_local_experts", "n_routed_experts"),
+)
+_MOST = 5000
 _HEADER_LIMIT = 100 * 2**20
 
 
@@ -52,6 +58,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); expected a JSON object") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds a {type(config).__name__}; expected a JSON object")
+    for part in (config, config.get("text_config")):
+        for key in _COUNTS if isinstance(part, Mapping) else ():
+            if isinstance(part.get(key), int) and part[key] > _MOST:
+                raise UserError(f"{path}: {key} is {part[key]}; expected a number of at most {_MOST}")
     return config
 
 
@@ -114,12 +124,20 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _layout(folder: Path) -> tuple[Path | None, list[Path]]:
-    """The index, where there is one, and the files."""
-    for index, single, pattern in _LAYOUTS:
+    """The index, where there is one, and the files; safetensors before others, as transformers looks for them."""
+    for index, single, _ in _LAYOUTS:
         if (folder / index).is_file():
-            return folder / index, indexed_files(folder / index)
+            files = indexed_files(folder / index)
+            if (folder / single).is_file() and folder / single not in files:
+                raise UserError(
+                    f"{folder} holds both {single} and {index}, which does not name it: two sets of weights, of which "
+                    "transformers reads the single file. Remove the one that is not meant, the index with its files"
+                )
+            return folder / index, files
         if (folder / single).is_file():
             return None, [folder / single]
+    # Under names that transformers does not look for.
+    for _, _, pattern in _LAYOUTS:
         if found := sorted(folder.glob(pattern)):
             return None, found
     raise UserError(
@@ -154,26 +172,24 @@ def _open_safetensors(path: Path) -> dict[str, StoredHf]:
     if file.size < 8 or start > min(file.size, _HEADER_LIMIT):
         raise UserError(f"{path}: {file.size} bytes are less than its header says; it is cut off, copy it again")
     try:
-        header = json.loads(file.head(8, start - 8))
-        header.pop("__metadata__", None)
-        end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        if file.size < end:
-            raise UserError(f"{path}: has {file.size} bytes, its header says {end}; it is cut off, copy it again")
-        return {name: _stored(file, start, entry) for name, entry in header.items()}
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: its header is damaged ({error!r}); copy it again") from None
+        entries = read_header(file.head(8, start - 8))
+    except ValueError as error:
+        raise UserError(f"{path}: its header is damaged ({error}); copy it again") from None
+    end = start + max((entry.end for entry in entries.values()), default=0)
+    if file.size < end:
+        raise UserError(f"{path}: has {file.size} bytes, its header says {end}; it is cut off, copy it again")
+    if file.size > end:
+        raise UserError(
+            f"{path}: has {file.size} bytes, its header says {end}; {file.size - end} bytes at its end belong to no "
+            "tensor, copy it again"
+        )
+    return {name: _stored(file, start, entry) for name, entry in entries.items()}
 
 
-def _stored(file: MappedFile, start: int, entry: Mapping[str, Any]) -> StoredHf:
-    if entry["dtype"] not in DTYPES:
-        raise UserError(f"{file.path}: holds tensors of type {entry['dtype']}; expected one of {', '.join(DTYPES)}")
-    dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-    offset, end = start + entry["data_offsets"][0], start + entry["data_offsets"][1]
-    count = dtype.itemsize
-    for size in shape:
-        count *= size
-    if end - offset != count:
-        raise ValueError(f"{end - offset} bytes for {list(shape)} of {entry['dtype']}")
-    return StoredHf(file=file.path, dtype=dtype, shape=shape, view=lambda: file.tensor(offset, dtype, shape))
+def _stored(file: MappedFile, start: int, entry: HeaderEntry) -> StoredHf:
+    if entry.dtype not in DTYPES:
+        raise UserError(f"{file.path}: holds tensors of type {entry.dtype}; expected one of {', '.join(DTYPES)}")
+    dtype, offset = DTYPES[entry.dtype], start + entry.start
+    return StoredHf(
+        file=file.path, dtype=dtype, shape=entry.shape, view=lambda: file.tensor(offset, dtype, entry.shape)
+    )

@@ -121,6 +121,7 @@ def hf_layers(total: int, dense: int, *, num_layers: int | None, first_k_dense: 
     Raises:
         UserError: more layers than there are.
     """
+    dense = min(dense, total)
     keep = dense if first_k_dense is None else first_k_dense
     if keep > dense or keep < 0:
         raise UserError(

@@ -26,6 +26,7 @@ from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, padded_rows, r
 from mindspeed_llm.tasks.checkpoint.model import HfTensor, bind
 from mindspeed_llm.tasks.checkpoint.peft_files import is_peft
 from mindspeed_llm.tasks.checkpoint.quantised import Dequantised, open_source, refuse_other_types
+from mindspeed_llm.tasks.checkpoint.replicas import check_replicas
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import MgSource, Source
 from mindspeed_llm.tasks.checkpoint.tables import Family
@@ -91,7 +92,9 @@ def _load_hf(request: ConversionRequest) -> Loaded:
     stored = open_hf(request.load_dir, family.name_prefixes, is_needed=lambda name: model.why_absent(name) is None)
     # How weights are stored is said beside them, if anywhere.
     beside = request.load_dir if (request.load_dir / "config.json").is_file() else folder
-    source, dequantised = open_source(stored, expected, read_config(beside), str(beside / "config.json"))
+    source, dequantised = open_source(
+        stored, expected | model.copy_tensors, read_config(beside), str(beside / "config.json")
+    )
     loaded = Loaded(family=family, settings=settings, config=config, source=source, dequantised=dequantised)
     return _merged(loaded, open_wanted(request, family, settings), expected)
 
@@ -145,10 +148,21 @@ def _load_mg(request: ConversionRequest) -> Loaded:
         return _alone(family, settings, config, found)
     with said_by(str(directory.any_file.path)):
         model = bind(family, settings, topology)
+    source = MgSource(directory, model, mixed=request.params_dtype is not None)
     loaded = Loaded(
-        family=family, settings=settings, config=config, source=MgSource(directory, model), topology=topology
+        family=family,
+        settings=settings,
+        config=config,
+        source=source,
+        topology=topology,
+        check=lambda full: _check_replicas(source, full, request),
     )
     return _merged(loaded, found, model.hf_tensors())
+
+
+def _check_replicas(source: MgSource, full: bool, request: ConversionRequest) -> None:
+    if request.verify != "none":
+        check_replicas(source.replicas(), full=full, workers=request.workers)
 
 
 def _merged(loaded: Loaded, found: OpenAdapter | None, tensors: Mapping[str, HfTensor]) -> Loaded:
@@ -158,6 +172,8 @@ def _merged(loaded: Loaded, found: OpenAdapter | None, tensors: Mapping[str, HfT
         return loaded
 
     def check(full: bool) -> None:
+        if loaded.check is not None:
+            loaded.check(full)
         if found.check_replicas is not None:
             found.check_replicas()
         if found.check_base is not None:

@@ -151,6 +151,11 @@ class Model:
         """Those of them that checkpoints of the family have."""
         return {tensor.name: of for tensor, of, written in self._copies() if written}
 
+    @cached_property
+    def copy_tensors(self) -> dict[str, HfTensor]:
+        """All copies as tensors, those that checkpoints of the family do not need to have, too."""
+        return {tensor.name: tensor for tensor, _, _ in self._copies()}
+
     def why_absent(self, name: str) -> str | None:
         """Why a Hugging Face tensor has no place in this model; None where there is no reason, which is an error."""
         for rule in self.family.dropped:

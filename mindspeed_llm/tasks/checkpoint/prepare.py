@@ -21,6 +21,7 @@ from mindspeed_llm.tasks.checkpoint.peft_files import peft_config, to_peft
 from mindspeed_llm.tasks.checkpoint.plan import Plan, plan_hf, plan_mg
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.sources import WithCopies
+from mindspeed_llm.tasks.checkpoint.unused_flags import refuse_unused
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _MTP_KEY = "num_nextn_predict_layers"
@@ -62,6 +63,7 @@ def prepare(request: ConversionRequest) -> Conversion:
                 "another folder"
             )
     loaded = load(request)
+    refuse_unused(request, loaded)
     dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
     if loaded.alone and loaded.adapter is not None:
         return _prepare_adapter(request, loaded, loaded.adapter, dtype)
@@ -162,12 +164,14 @@ def hf_config(request: ConversionRequest, conversion: Conversion) -> dict[str, A
     else:
         config = to_hf_config(loaded.family, output_settings(request, conversion))
         config["dtype"] = _most_common_dtype(conversion.plan)
+    # Configurations of models with several parts name the class of the whole, not that of the language model.
+    config = {"architectures": [loaded.family.architectures[0]], "model_type": loaded.family.model_type} | config
     # transformers 5 writes dtype, older ones torch_dtype.
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if request.params_dtype is not None:
         config[key] = _HF_DTYPE_NAMES[request.params_dtype]
-    elif str(config.get(key)).startswith("float8"):
-        # That of quantised weights, which are never written.
+    elif config.get(key) is not None:
+        # It may come with weights of another dtype; quantised ones are never written.
         config[key] = _most_common_dtype(conversion.plan)
     return config
 

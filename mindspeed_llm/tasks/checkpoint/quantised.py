@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.fp8 import SCALE, Fp8Source, is_fp8
 from mindspeed_llm.tasks.checkpoint.hf_reader import StoredHf
@@ -27,6 +29,27 @@ class Dequantised:
     stored_as: str
     scales: str
     """What the second one is called, behind the name of the tensor."""
+
+
+_WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def refuse_other_types(source: Source, tensors: Mapping[str, HfTensor]) -> None:
+    """Refuse weights that are no floating point numbers of 16 bit or more, after what was dequantised.
+
+    Args:
+        tensors: of the model.
+
+    Raises:
+        UserError: names the tensor and its type.
+    """
+    for name in tensors.keys() & source.names():
+        if (dtype := source.dtype(name)) not in _WEIGHTS:
+            raise UserError(
+                f"{name} is {str(dtype).removeprefix('torch.')}, which no weight is; expected one of "
+                f"{', '.join(str(each).removeprefix('torch.') for each in _WEIGHTS)}. Quantised weights need their "
+                "scales beside them; convert from those that the model was quantised from"
+            )
 
 
 def open_source(

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,3 +92,65 @@ def header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[by
         {name: start + offset for name, offset in offsets.items()},
         start + end,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeaderEntry:
+    """What a header says of one tensor."""
+
+    dtype: str
+    """As the header spells it; perhaps none of `DTYPES`."""
+    shape: tuple[int, ...]
+    start: int
+    """Where its bytes begin, counted from the end of the header."""
+    end: int
+
+
+def read_header(text: bytes) -> dict[str, HeaderEntry]:
+    """The tensors of a file by its header, under the rules of the format: their bytes follow each other without
+    overlap or hole, and each has as many as its shape and type need.
+
+    Raises:
+        ValueError: the header breaks a rule; says which, and the tensor.
+    """
+    header = json.loads(text, object_pairs_hook=_without_repeats)
+    if not isinstance(header, dict):
+        raise ValueError(f"it is a {type(header).__name__}, expected an object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ is no object of texts")
+    entries = {name: _entry(name, entry) for name, entry in header.items()}
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != end:
+            what = "overlap those of another tensor" if entry.start < end else f"begin after a hole at {end}"
+            raise ValueError(f"the bytes {entry.start} to {entry.end} of {name} {what}")
+        end = entry.end
+    return entries
+
+
+def _entry(name: str, entry: Any) -> HeaderEntry:
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"{name} lacks one of dtype, shape, data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not _are_counts(shape):
+        raise ValueError(f"the shape {shape} of {name} is no list of whole numbers")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"the data_offsets {offsets} of {name} are no two whole numbers")
+    if isinstance(dtype, str) and dtype in DTYPES:
+        count = math.prod(shape) * DTYPES[dtype].itemsize
+        if offsets[1] - offsets[0] != count:
+            raise ValueError(f"{name} has {offsets[1] - offsets[0]} bytes, {shape} of {dtype} are {count}")
+    return HeaderEntry(dtype=str(dtype), shape=tuple(shape), start=offsets[0], end=offsets[1])
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"{twice} is in it twice")
+    return found

@@ -19,6 +19,7 @@ from mindspeed_llm.tasks.checkpoint.hf_reader import StoredHf
 from mindspeed_llm.tasks.checkpoint.layout import Rank, ranks
 from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory
 from mindspeed_llm.tasks.checkpoint.model import HfTensor, MgTensor, Model
+from mindspeed_llm.tasks.checkpoint.replicas import Replica
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
 
 
@@ -103,21 +104,30 @@ class _Located:
 class MgSource:
     """A Megatron checkpoint.
 
+    Args:
+        mixed: whether the ranks may differ in the dtype of a tensor, since all will be written in one.
+
     Raises:
         UserError: a tensor that the model should have is missing or has another shape, or one that it should not have
-            is there; names file and key.
+            is there; ranks differ in the dtype of one; names file and key.
     """
 
-    def __init__(self, directory: MgDirectory, model: Model) -> None:
+    def __init__(self, directory: MgDirectory, model: Model, *, mixed: bool = False) -> None:
         self._at: dict[str, list[_Located]] = {}
+        self._replicas: list[tuple[str, _Located, _Located]] = []
         found: dict[str, dict[Box, _Located]] = {}
+        first_of: dict[str, _Located] = {}
         for rank in ranks(model.topology):
             for tensor, stored, file in _rank_tensors(directory, model, rank):
                 for name, piece in tensor.pieces:
+                    located = _Located(piece, stored, tensor.view, file, f"{tensor.chunk}/{tensor.key}")
                     # Replicas hold the same values: the first one serves.
-                    found.setdefault(name, {}).setdefault(
-                        piece.hf_box, _Located(piece, stored, tensor.view, file, f"{tensor.chunk}/{tensor.key}")
-                    )
+                    first = found.setdefault(name, {}).setdefault(piece.hf_box, located)
+                    if first is not located:
+                        self._replicas.append((name, first, located))
+                    known = first_of.setdefault(name, located)
+                    if known.tensor.dtype != stored.dtype and (tensor.keep_dtype or not mixed):
+                        raise UserError(_several_dtypes(directory, name, known, located, tensor.keep_dtype))
         expected = model.hf_tensors()
         for name, located in found.items():
             if (lacking := gap(located, expected[name].view)) is not None:
@@ -140,12 +150,37 @@ class MgSource:
                 mg_box = located.piece.to_mg(shared)
                 yield shared, located.piece.as_hf(take(located.tensor.view().view(located.view), mg_box))
 
+    def replicas(self) -> list[Replica]:
+        """What other ranks hold of the tensors, too, and what is read of them."""
+
+        def values(located: _Located) -> torch.Tensor:
+            return located.piece.as_hf(take(located.tensor.view().view(located.view), located.piece.mg_box))
+
+        return [
+            Replica(
+                name=name,
+                first=f"{first.tensor.file.path}: {first.key}",
+                other=f"{other.tensor.file.path}: {other.key}",
+                views=lambda first=first, other=other: (values(first), values(other)),
+            )
+            for name, first, other in self._replicas
+        ]
+
     def fragments(self, name: str, box: Box) -> Iterator[Fragment]:
         """See `Source`."""
         for located in self._at[name]:
             shared = intersect(located.piece.hf_box, box)
             if shared is not None:
                 yield Fragment(box=shared, file=located.file, key=located.key, shape=located.tensor.shape)
+
+
+def _several_dtypes(directory: MgDirectory, name: str, one: _Located, other: _Located, kept: bool) -> str:
+    def words(located: _Located) -> str:
+        return f"{located.file}/{located.key} is {str(located.tensor.dtype).removeprefix('torch.')}"
+
+    return f"{directory.folder}: {name} is one tensor made of several dtypes: {words(one)}, {words(other)}; " + (
+        "are the files of one checkpoint? Copy them again" if kept else "give --params-dtype, or copy them again"
+    )
 
 
 def _rank_tensors(directory: MgDirectory, model: Model, rank: Rank) -> Iterator[tuple[MgTensor, StoredTensor, str]]:

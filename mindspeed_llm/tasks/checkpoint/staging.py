@@ -88,8 +88,8 @@ class Staging:
             free = shutil.disk_usage(self.folder).free
             if free < nbytes + _SPARE:
                 raise UserError(
-                    f"--save-dir {folder}: {nbytes / 1e9:.2f} GB will be written, but only {free / 1e9:.2f} GB are "
-                    "free there; choose another disk or make room"
+                    f"--save-dir {folder}: {_size(nbytes)} will be written and {_size(_SPARE)} must stay free, but "
+                    f"only {_size(free)} are free there; choose another disk or make room"
                 )
         except OSError as error:
             self._remove()
@@ -247,6 +247,10 @@ def _take(lock: FileLock, named: Path, folder: Path) -> None:
             f"--save-dir {named} is being written by another conversion ({held.holder}), in {folder}; wait for its "
             "end, or choose another folder"
         ) from None
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
 
 
 def _is_marked(folder: Path) -> bool:

@@ -93,7 +93,18 @@ _INERT = {
     ("pathlib", "PosixPath"),
     ("pathlib", "PurePosixPath"),
     ("pathlib._local", "PosixPath"),
+    # Transformer Engine's extra states beside the weights, and settings such as a timeout.
+    ("_io", "BytesIO"),
+    ("datetime", "timedelta"),
+    ("datetime", "datetime"),
+    ("datetime", "timezone"),
+    ("enum", "Enum"),
+    ("enum", "IntEnum"),
+    ("enum", "Flag"),
+    ("enum", "IntFlag"),
 }
+# Any class or function of what writes checkpoints: none of them is imported, and weights are never objects of these.
+_INERT_PACKAGES = ("megatron", "mindspeed", "mindspeed_llm", "transformer_engine")
 _STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -136,7 +147,7 @@ class _Unpickler(pickle.Unpickler):
             return _DTYPES[key]
         if key in _NAMESPACES:
             return self._namespace
-        if key in _INERT:
+        if key in _INERT or module.split(".")[0] in _INERT_PACKAGES:
             return self._inert
         if key == ("torch._utils", "_rebuild_tensor_v2"):
             return lambda *given: self._tensor(*given)

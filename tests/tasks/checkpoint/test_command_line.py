@@ -26,6 +26,17 @@ FOLDERS = ["--load-dir", "a", "--save-dir", "b"]
         (["--save-model-type", "safetensors"], "invalid choice: 'safetensors'"),
         (["--save-model-type", "hf"], "nothing to convert"),
         (["--max-shard-size", "big"], "expected a size such as 5GB"),
+        (["--use-mcore-models"], "unknown flag --use-mcore-models; see --help"),
+        (["--tokenizer-model", "t"], "unknown flag --tokenizer-model; see --help"),
+        (["--hf-config-dir", "a"], "did you mean --hf-cfg-dir"),
+        (["--load-dir="], "--load-dir: is empty"),
+        (["--save-dir", ""], "--save-dir: is empty"),
+        (["--save-dir", " "], "--save-dir: is empty"),
+        (["--hf-cfg-dir="], "--hf-cfg-dir: is empty"),
+        (["--lora-load="], "--lora-load: is empty"),
+        (["--model-type-hf="], "--model-type-hf: is empty"),
+        (["--input-tp-rank", "2"], "--input-tp-rank is about a Megatron input, and --load-model-type is hf"),
+        (["--input-pp-rank", "1"], "--input-pp-rank is about a Megatron input"),
     ],
 )
 def test_mistakes(flags: list[str], message: str) -> None:
@@ -56,6 +67,42 @@ def test_sizes_are_of_the_output_and_storage_of_the_megatron_side() -> None:
 def test_no_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     parse([*FOLDERS, "--save-layer-by-layer"])
     assert "--save-layer-by-layer has no effect" in capsys.readouterr().out
+
+
+def test_a_size_of_the_other_side_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    parse([*FOLDERS, "--max-shard-size", "1GB"])
+    assert "--max-shard-size has no effect" in capsys.readouterr().out
+    to_hf = ["--load-model-type", "mg", "--save-model-type", "hf"]
+    parse([*FOLDERS, *to_hf, "--make-vocab-size-divisible-by", "128"])
+    assert "--make-vocab-size-divisible-by has no effect" in capsys.readouterr().out
+    parse([*FOLDERS, *to_hf, "--max-shard-size", "1GB"])
+    parse([*FOLDERS, "--make-vocab-size-divisible-by", "128"])
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--mamba-state-dim", "3"], "qwen3 has no such setting"),
+        (["--mamba-num-groups", "3"], "qwen3 has no such setting"),
+        (["--mamba-head-dim", "3"], "qwen3 has no such setting"),
+    ],
+)
+def test_flags_about_what_the_model_does_not_have(flags: list[str], reason: str, tmp_path: Path) -> None:
+    """Both of a Hugging Face input and of a Megatron one."""
+    source = toys.toy(tmp_path / "hf", "qwen3")
+    toys.run(source, tmp_path / "mg")
+    for load, of in ((source, "hf"), (tmp_path / "mg", "mg")):
+        with pytest.raises(UserError, match=f"{flags[0]} {flags[1]}: {reason}; leave it out"):
+            toys.run(load, tmp_path / "never", *flags, of=of)
+    assert not (tmp_path / "never").exists()
+
+
+def test_whole_experts_of_a_model_without_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for family, says in (("qwen3", True), ("qwen3-moe", False)):
+        source = toys.toy(tmp_path / family, family)
+        toys.run(source, tmp_path / f"{family}-mg", "--expert-tensor-parallel-size", "1")
+        assert (f"no effect: {family} has no experts" in capsys.readouterr().out) == says
 
 
 def test_command(repository: Path, tmp_path: Path) -> None:

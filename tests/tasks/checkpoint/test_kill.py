@@ -162,6 +162,32 @@ def test_kills(
     assert found.count("nothing left") == kills
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_end_that_is_asked_for_leaves_nothing(
+    number: signal.Signals, large: Path, repository: Path, tmp_path: Path
+) -> None:
+    """Neither the folder nor the lock, also when it is asked for twice; the code is the one that shells give."""
+    command = Command(repository, large, tmp_path / "out", "mg")
+    process = command.start()
+    process.send_signal(number)
+    process.send_signal(number)
+    error = process.communicate(timeout=DEADLINE_S)[1].decode()
+    assert process.returncode == 128 + number and error.endswith(f"ended by {number.name}\n")
+    assert "Traceback" not in error and not list(tmp_path.iterdir())
+
+
+def test_a_closed_terminal_does_not_end_what_ignores_it(large: Path, repository: Path, tmp_path: Path) -> None:
+    """As nohup starts it."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = Command(repository, large, tmp_path / "out", "mg").start()
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=DEADLINE_S) == 0, process.communicate()[1].decode()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 # Each step of publishing
 
 
@@ -345,7 +371,9 @@ def test_a_disk_without_room_for_more_files(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small_is_refused_first(small_disk: Path, tmp_path: Path, large: Path) -> None:
-    with pytest.raises(UserError, match=r"0\.\d\d GB will be written, but only 0\.0\d GB are free there"):
+    with pytest.raises(
+        UserError, match=r"\d\d MB will be written and 67 MB must stay free, but only \d\d MB are free there"
+    ):
         toys.run(large, small_disk / "out")
     assert not list(small_disk.iterdir())
 

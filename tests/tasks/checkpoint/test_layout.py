@@ -150,8 +150,8 @@ SIZES = [
     ("qwen3", {"num_key_value_heads": 4}, r"6 attention heads do not divide into 4 KV groups \(num_key_value_heads\)"),
     ("qwen3", {"num_key_value_heads": 0}, r"num_query_groups is 0, .*; expected a whole number above 0"),
     ("qwen3", {"hidden_size": 48.0}, r"hidden_size is 48\.0"),
-    ("qwen3", {"num_hidden_layers": "4"}, r"num_layers is '4'"),
-    ("qwen3", {"num_hidden_layers": -1}, r"num_layers is -1"),
+    ("qwen3", {"num_hidden_layers": "4"}, r"num_hidden_layers is '4'"),
+    ("qwen3", {"num_hidden_layers": -1}, r"num_hidden_layers is -1"),
     ("deepseek3", {"kv_lora_rank": True}, r"kv_lora_rank is True"),
     ("mamba2", {"n_groups": 0}, r"mamba_num_groups is 0"),
 ]

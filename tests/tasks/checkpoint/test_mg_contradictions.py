@@ -114,7 +114,11 @@ def expect_same(source: Path, back: Path) -> None:
 # config.json against arguments: equal shapes, another model
 
 OTHER_CONFIGS = {
-    "heads": ("qwen25", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12}, "num_(attention_heads|query_groups) [24]"),
+    "heads": (
+        "qwen25",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12},
+        "num_(attention_heads|query_groups) [24]",
+    ),
     "rope base": ("qwen3", {"rope_theta": 5e5}, "rotary_base 500000.0"),
     "epsilon": ("qwen3", {"rms_norm_eps": 1e-5}, "norm_epsilon 1e-05"),
     "experts of a token": ("qwen3-moe", {"num_experts_per_tok": 3}, "moe_router_topk 3"),

@@ -26,7 +26,8 @@ from tests.tasks.checkpoint.test_layout import EP, PP, TP
 def test_report(tmp_path: Path) -> None:
     source = toys.toy(tmp_path / "hf", "qwen3", tie_word_embeddings=True, vocab_size=500)
     weights = load_file(source / "model.safetensors")
-    save_file(weights | {"lm_head.weight": torch.zeros(500, 48)}, source / "model.safetensors")
+    copy = weights["model.embed_tokens.weight"].clone()
+    save_file(weights | {"lm_head.weight": copy}, source / "model.safetensors")
     found = toys.run(source, tmp_path / "mg", TP, "2", PP, "2", "--make-vocab-size-divisible-by", "128").report
     assert json.loads((tmp_path / "mg" / REPORT).read_text()) == found
     assert (found["direction"], found["family"]) == ("hf -> mg", "qwen3")

@@ -34,7 +34,7 @@ from mindspeed_llm.tasks.checkpoint.families.settings import (
     sigmoid_router,
     softmax_router,
 )
-from mindspeed_llm.tasks.checkpoint.fields import Field
+from mindspeed_llm.tasks.checkpoint.fields import Field, Only
 from mindspeed_llm.tasks.checkpoint.tables import Family
 
 _SCALED_GROUPS = (*GROUPS, Field(mg="moe_router_topk_scaling_factor", hf=("routed_scaling_factor",), default=1.0))
@@ -71,6 +71,8 @@ DEEPSEEK3 = replace(
     fields=(
         *(*SIZES, *norm(), *ROTARY, *LATENT, MLP, ACTIVATION),
         *(*first_dense(3), *_EXPERTS, *sigmoid_router(scale_default=2.5), *GROUPS, MTP_LAYERS),
+        # Rotary positions turn neighbouring values of a head.
+        Only(hf="rope_interleave", holds=lambda value, _: value is True, expected="true"),
     ),
     layer=(
         *(*NORMS, *LATENT_ATTENTION, *DENSE_MLP, *SHARED_EXPERTS, *experts()),

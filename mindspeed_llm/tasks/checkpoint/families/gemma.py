@@ -26,7 +26,7 @@ from mindspeed_llm.tasks.checkpoint.families.settings import (
     sliding_window,
     windows,
 )
-from mindspeed_llm.tasks.checkpoint.fields import Field, changed, nested, without
+from mindspeed_llm.tasks.checkpoint.fields import Field, Only, changed, nested, without
 from mindspeed_llm.tasks.checkpoint.rules import WHOLE
 from mindspeed_llm.tasks.checkpoint.tables import entry, hf
 
@@ -76,6 +76,7 @@ GEMMA3 = replace(
             hf=(lambda c: nested(c, "rope_parameters.sliding_attention.rope_theta"), "rope_local_base_freq"),
             default=10000.0,
         ),
+        Only(hf="use_bidirectional_attention", holds=lambda value, _: value is False, expected="false"),
         Field(mg="attn_logit_softcapping", hf=("attn_logit_softcapping",)),
         Field(mg="output_logit_softcapping", hf=("final_logit_softcapping",)),
     ),

@@ -4,11 +4,12 @@ in_proj    rows [z | x | B | C | dt]      x and z of d_inner, B and C of groups 
 conv1d     rows [x | B | C]
 """
 
+import math
 from itertools import pairwise
 
 from mindspeed_llm.tasks.checkpoint.families.blocks import embedding, output, tied_head
 from mindspeed_llm.tasks.checkpoint.families.settings import SIZES
-from mindspeed_llm.tasks.checkpoint.fields import Field, Settings, without
+from mindspeed_llm.tasks.checkpoint.fields import Field, Only, Settings, without
 from mindspeed_llm.tasks.checkpoint.rules import COLUMNS, ROWS, WHOLE, Rule
 from mindspeed_llm.tasks.checkpoint.tables import Entry, Family, Hf, Refused, entry, hf
 
@@ -43,6 +44,14 @@ MAMBA2 = Family(
         Field(mg="mamba_chunk_size", hf=("chunk_size",), default=256),
         Field(mg="add_bias_linear", hf=("use_bias",), default=False),
         Field(mg="mamba_conv_bias", hf=("use_conv_bias",), default=True),
+        Only(hf="hidden_act", holds=lambda value, _: value in ("silu", "swish"), expected="silu"),
+        # Megatron's state space layers do not bound the time step.
+        Only(
+            hf="time_step_limit",
+            # transformers 5 writes the infinite number as an object, older versions as JSON's Infinity.
+            holds=lambda value, _: value in ([0, math.inf], [0, {"__float__": "Infinity"}]),
+            expected="[0.0, Infinity]",
+        ),
     ),
     dimensions={
         "inner": lambda s: _inner(s),

@@ -23,6 +23,7 @@ from mindspeed_llm.tasks.checkpoint.families.settings import (
     SHARED_BY_SIZE,
     SIZES,
     SPARSE_STEP,
+    WINDOW_LAYERS,
     heads,
     moe,
     norm,
@@ -38,7 +39,7 @@ QWEN25 = replace(
     architectures=("Qwen2ForCausalLM",),
     model_type="qwen2",
     models="Qwen 2, Qwen 2.5, QwQ",
-    fields=(*DENSE, *OPTIONAL_WINDOW),
+    fields=(*DENSE, *OPTIONAL_WINDOW, WINDOW_LAYERS),
     constants={"add_qkv_bias": True},
     layer=(*NORMS, *ATTENTION, *ATTENTION_BIASES, *DENSE_MLP),
 )
@@ -48,7 +49,7 @@ QWEN3 = replace(
     architectures=("Qwen3ForCausalLM",),
     model_type="qwen3",
     models="Qwen 3",
-    fields=(*SIZES, *norm(), *ROTARY, *heads(128), MLP, ACTIVATION, *ATTENTION_BIAS, *OPTIONAL_WINDOW),
+    fields=(*SIZES, *norm(), *ROTARY, *heads(128), MLP, ACTIVATION, *ATTENTION_BIAS, *OPTIONAL_WINDOW, WINDOW_LAYERS),
     constants={"qk_layernorm": True},
     layer=(*NORMS, *ATTENTION, *ATTENTION_BIASES, *QK_NORM, *DENSE_MLP),
 )
@@ -59,7 +60,7 @@ QWEN2_MOE = replace(
     model_type="qwen2_moe",
     models="Qwen 1.5 MoE, Qwen 2 MoE",
     fields=(
-        *(*DENSE, *OPTIONAL_WINDOW, *_MOE, SHARED_BY_SIZE),
+        *(*DENSE, *OPTIONAL_WINDOW, WINDOW_LAYERS, *_MOE, SHARED_BY_SIZE),
         Field(mg="add_qkv_bias", hf=("qkv_bias",), default=True),
     ),
     constants={"shared_expert_gate": True},

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_llm.tasks.checkpoint.fields import Choice, Config, Field, RopeScaling, Settings, Spec, Written, nested
+from mindspeed_llm.tasks.checkpoint.fields import (
+    Choice,
+    Config,
+    Field,
+    Only,
+    RopeScaling,
+    Settings,
+    Spec,
+    Written,
+    nested,
+)
 
 # Sizes of the whole model
 
@@ -113,6 +123,24 @@ OPTIONAL_WINDOW = (
     Field(mg="use_sliding_window", hf=("use_sliding_window",), default=False),
     Field(mg="max_window_layers", hf=("max_window_layers",)),
 )
+
+
+def _follows_max_window_layers(kinds: Any, settings: Settings) -> bool:
+    """Whether a list of kinds says no more than the other settings do, from which transformers derives it."""
+    window = settings["sliding_window"] if settings["use_sliding_window"] else None
+    most = 28 if settings["max_window_layers"] is None else settings["max_window_layers"]
+    return isinstance(kinds, list) and all(
+        kind == ("full_attention" if window is None or layer < most else "sliding_attention")
+        for layer, kind in enumerate(kinds)
+    )
+
+
+WINDOW_LAYERS = Only(
+    hf="layer_types",
+    holds=_follows_max_window_layers,
+    expected="full_attention in the first max_window_layers, and with use_sliding_window sliding_attention behind them",
+)
+"""Of classes that read it: a window in other layers than `OPTIONAL_WINDOW` says is refused."""
 
 
 def windows(every: int) -> Field:
