@@ -26,7 +26,7 @@ class RunRecorder:
 
     def __init__(
         self,
-        output_dir: Path,
+        output_dir: Path | None,
         *,
         total_steps: int,
         enabled: bool,
@@ -40,7 +40,7 @@ class RunRecorder:
         """Open the files.
 
         Args:
-            output_dir: made when it is missing.
+            output_dir: made when it is missing; None: nothing is written, there are log lines and the progress alone.
             total_steps: optimizer steps of the whole run.
             enabled: whether this process records (global rank 0).
             tensorboard: also write TensorBoard events.
@@ -53,16 +53,18 @@ class RunRecorder:
         self._enabled = enabled
         if not enabled:
             return
-        self._output_dir = Path(output_dir)
+        self._output_dir = None if output_dir is None else Path(output_dir)
         self._total_steps = total_steps
         self._log_throughput = log_throughput
         self._log_cpu_memory = log_cpu_memory
         self._format_step = format_step
         self._logger = get_logger("train")
-        self._metrics = MetricsFile(self._output_dir / metrics_file.FILE_NAME, start_iteration=start_iteration)
-        self._tensorboard = (
-            TensorBoardWriter(self._output_dir / FOLDER_NAME, start_iteration=start_iteration) if tensorboard else None
-        )
+        self._metrics = self._tensorboard = None
+        if self._output_dir is not None:
+            self._metrics = MetricsFile(self._output_dir / metrics_file.FILE_NAME, start_iteration=start_iteration)
+            if tensorboard:
+                folder = self._output_dir / FOLDER_NAME
+                self._tensorboard = TensorBoardWriter(folder, start_iteration=start_iteration)
         self._progress = ProgressBar(total_steps=total_steps, start_step=start_iteration, show=show_progress)
         self._started = time.monotonic()
         self._closed = False
@@ -123,8 +125,8 @@ class RunRecorder:
         self._write("eval", values)
 
     def write_plot(self) -> Path | None:
-        """Draw loss.png from metrics.jsonl, the steps before a resume included; None when not enabled."""
-        if not self._enabled:
+        """Draw loss.png from metrics.jsonl, the steps before a resume included; None where nothing is written."""
+        if not self._enabled or self._metrics is None or self._output_dir is None:
             return None
         records = metrics_file.read_metrics(self._metrics.path)
         train = [record for record in records if "lm_loss" in record]
@@ -150,7 +152,8 @@ class RunRecorder:
             return
         self._closed = True
         self._progress.close()
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         try:
             self.write_plot()
         finally:
@@ -158,7 +161,8 @@ class RunRecorder:
                 self._tensorboard.close()
 
     def _write(self, group: str, values: dict[str, Any]) -> None:
-        self._metrics.write(values)
+        if self._metrics is not None:
+            self._metrics.write(values)
         if self._tensorboard is not None:
             self._tensorboard.write(group, values)
 

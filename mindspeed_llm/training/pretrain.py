@@ -81,10 +81,11 @@ def _train(args: Namespace) -> int:
             for _ in model.chunks
         ]
     _announce(args, len(data.train.rows))
+    folder = args.metrics_dir or args.save
     recorder = RunRecorder(
-        Path(args.metrics_dir or args.save or "."),
+        Path(folder) if folder else None,
         total_steps=args.train_iters,
-        enabled=distributed.is_rank_zero() and bool(args.metrics_dir or args.save),
+        enabled=distributed.is_rank_zero(),
         tensorboard=True,
         log_throughput=args.log_throughput,
         log_cpu_memory=False,

@@ -27,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     return caplog
 
 
-def _recorder(folder: Path, **changes: Any) -> RunRecorder:
+def _recorder(folder: Path | None, **changes: Any) -> RunRecorder:
     arguments: dict[str, Any] = {
         "total_steps": 4,
         "enabled": True,
@@ -149,3 +149,14 @@ def test_packages_that_add_a_device_to_torch_are_named(tmp_path: Path, monkeypat
     (package / "entry_points.txt").write_text("[torch.backends]\ntorch_toy = torch_toy:autoload\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert versions()["torch_toy"] == "1.2.3"
+
+
+def test_without_a_folder_steps_are_logged_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with _recorder(None) as recorder:
+        recorder.train_step(step(iteration=1))
+        recorder.eval(1, 2.0, 10, 0.1)
+    assert list(tmp_path.iterdir()) == []
+    assert "iteration" in lines.text and "eval loss" in lines.text

@@ -42,7 +42,7 @@ _TEXTS: dict[str, dict[str, Any]] = {
         "silent_introduction": "They are read, and the run says in one line that they do nothing, and why.",
         "silence": ("Flag", "Value", "Reason"),
         "idle": "Flags that wait for another",
-        "idle_introduction": "They work beside certain other flags only; without those a line says that they do nothing.",
+        "idle_introduction": "They work beside certain other flags only; without those a line says they do nothing.",
         "idling": ("Flags", "No effect"),
         "names": "Other names",
         "names_introduction": (
