@@ -246,6 +246,7 @@ def logged(folder: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.distributed
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stem", EXAMPLES)
 def test_toy_size(workplace: Path, stem: str, rank_pool: RankPool) -> None:
     example = EXAMPLES[stem]
