@@ -17,9 +17,7 @@ from tests.training.arguments.lines import arguments
 # Arguments whose module does not read them yet. A row here that is read by now must go.
 NOT_READ_YET = frozenset(
     {
-        "ckpt_step",
         "enable_hf2mg_convert",
-        "exit_on_missing_checkpoint",
         "exit_signal_handler",
         "log_params_norm",
         "manual_gc",
