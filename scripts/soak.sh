@@ -9,6 +9,9 @@
 #                              kill all ranks of a toy's training at random moments inside a save (20 times, half of
 #                              them with save_async), resume each time, and compare with a run that was never killed.
 #                              [about 3 minutes on 2 cores]
+#   mcore_kill [--kills N] [--seed N] [--ranks N]
+#                              the same for pretrain_gpt.py, half of the kills with --ckpt-format torch and half with
+#                              torch_dist. [about 5 minutes on 2 cores]
 #
 # Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
 set -euo pipefail
@@ -63,6 +66,11 @@ job_kill_while_saving() {
     OMP_NUM_THREADS=1 "$PY" -m tests.support.kill "$@"
 }
 
+job_mcore_kill() {
+    setup_environment "$here" dev
+    OMP_NUM_THREADS=1 "$PY" -m tests.training.checkpointing.kill "$@"
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -73,5 +81,6 @@ case "${1:-}" in
 "") usage >&2 && die "which job?" ;;
 sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2, kill_while_saving)" ;;
+mcore_kill) job_mcore_kill "${@:2}" ;;
+*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill)" ;;
 esac
