@@ -17,7 +17,6 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from torch import nn
 
 from mindspeed_llm.training.checkpointing import optimizer_state, rng
 from mindspeed_llm.training.checkpointing.content import RNG
@@ -55,7 +54,8 @@ OURS = Naming()
 
 def model_tensors(model: TrainingModel, naming: Naming = OURS) -> dict[str, dict[str, Any]]:
     """The chunks of this rank by their keys in the state; each entry says where its tensor lies in the whole model."""
-    modules, found = model.modules, {}
+    found: dict[str, dict[str, Any]] = {}
+    modules: list[Any] = model.modules
     for index, module in enumerate(modules):
         with _layers_together(module) if naming.layers_together else nullcontext():
             name = MODEL if len(modules) == 1 else f"{MODEL}{index}"
@@ -64,7 +64,7 @@ def model_tensors(model: TrainingModel, naming: Naming = OURS) -> dict[str, dict
 
 
 @contextmanager
-def _layers_together(module: nn.Module) -> Iterator[None]:
+def _layers_together(module: Any) -> Iterator[None]:
     """Our configurations have megatron-core name each layer."""
     config = module.decoder.config
     before = config.hetereogenous_dist_checkpoint, config.moe_layer_freq
@@ -106,7 +106,7 @@ def _placed(whole: ByParameter, chunks: Mapping[str, Any]) -> dict[int, dict[str
 
 
 def _like(place: Any, name: str, values: torch.Tensor) -> Any:
-    changes = {"key": f"{_STATE}.{name}.{place.key}", "data": values}
+    changes: dict[str, Any] = {"key": f"{_STATE}.{name}.{place.key}", "data": values}
     if isinstance(place, ShardedTensor):
         changes["dtype"] = values.dtype
     return replace(place, **changes)

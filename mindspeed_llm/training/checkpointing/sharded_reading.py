@@ -58,7 +58,7 @@ from mindspeed_llm.training.setup import TrainingModel
 _LAYERS_TOGETHER = re.compile(r"decoder\.layers\.(?!\d)")
 # What the state of numpy's generator needs, in checkpoints that Megatron wrote.
 _RECONSTRUCT = "numpy._core.multiarray" if np.__version__ >= "2" else "numpy.core.multiarray"
-_NUMPY = [
+_NUMPY: list[Any] = [
     np.ndarray,
     np.dtype,
     type(np.dtype(np.uint32)),
