@@ -9,6 +9,9 @@
 #                              kill all ranks of a toy's training at random moments inside a save (20 times, half of
 #                              them with save_async), resume each time, and compare with a run that was never killed.
 #                              [about 3 minutes on 2 cores]
+#   mcore_kill [--kills N] [--seed N] [--ranks N]
+#                              the same for pretrain_gpt.py, half of the kills with --ckpt-format torch and half with
+#                              torch_dist. [about 5 minutes on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
@@ -81,6 +84,11 @@ job_whole_grids() {
     OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q "$@"
 }
 
+job_mcore_kill() {
+    setup_environment "$here" dev
+    OMP_NUM_THREADS=1 "$PY" -m tests.training.checkpointing.kill "$@"
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -91,7 +99,8 @@ case "${1:-}" in
 "") usage >&2 && die "which job?" ;;
 sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
+mcore_kill) job_mcore_kill "${@:2}" ;;
 convert_grid) job_convert_grid "${@:2}" ;;
 whole_grids) job_whole_grids "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, convert_grid, whole_grids)" ;;
+*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, convert_grid, whole_grids)" ;;
 esac

@@ -77,7 +77,7 @@ def check_buffers(part: DistributedOptimizer, saved: Any, layout: Any, where: st
                     f"is laid out otherwise than here ({size} elements): parameters were put into other buckets, as "
                     "with another --ddp-bucket-size or other overlaps; set the flags back, or give --no-load-optim"
                 )
-            tensors = {}
+            tensors: dict[str, Any] = {}
             for name in KEYS:
                 value = stored.get(name)
                 tensors[name] = value.view() if isinstance(value, StoredTensor) else value

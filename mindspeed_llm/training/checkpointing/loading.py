@@ -114,7 +114,7 @@ def _load(
             rank_files.load_optimizer(content, folder, args, model, storage)
         random = rank_files.random_state(content, want)
     else:
-        random = sharded_reading.load(folder, model, storage, optimizer=want.optimizer, random=want.rng)
+        random = sharded_reading.load(folder, content, model, storage, optimizer=want.optimizer, random=want.rng)
 
     def finish() -> None:
         if want.optimizer:

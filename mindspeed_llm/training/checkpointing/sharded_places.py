@@ -6,8 +6,9 @@ and moments are written, which lie where the parameters do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,29 +30,58 @@ _STATE = "optimizer.state"
 _MASTERS = (f"{_STATE}.{PARAM}.", f"{_STATE}.fp32_param.")
 
 
-def metadata() -> dict[str, Any]:
-    """Options of megatron-core's `sharded_state_dict`, and what the checkpoint says about them."""
-    return {
-        "distrib_optim_sharding_type": FULLY_RESHARDABLE,
-        "singleton_local_shards": False,
-        "chained_optim_avoid_prefix": True,
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-    }
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """How the tensors of a checkpoint are cut and called; megatron-core has several ways."""
+
+    layers_together: bool = False
+    """All layers in one tensor, instead of a tensor for each layer."""
+    shards_apart: bool = False
+    """Tensors of experts, of gate and of up on their own (`singleton_local_shards`)."""
+
+    def options(self) -> dict[str, Any]:
+        """What megatron-core's `sharded_state_dict` is told."""
+        return {
+            "distrib_optim_sharding_type": FULLY_RESHARDABLE,
+            "singleton_local_shards": self.shards_apart,
+            "chained_optim_avoid_prefix": True,
+            "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        }
 
 
-def model_tensors(model: TrainingModel) -> dict[str, dict[str, Any]]:
+OURS = Naming()
+
+
+def model_tensors(model: TrainingModel, naming: Naming = OURS) -> dict[str, dict[str, Any]]:
     """The chunks of this rank by their keys in the state; each entry says where its tensor lies in the whole model."""
-    modules = model.modules
-    return {
-        MODEL if len(modules) == 1 else f"{MODEL}{index}": module.sharded_state_dict(metadata=metadata())
-        for index, module in enumerate(modules)
-    }
+    found: dict[str, dict[str, Any]] = {}
+    modules: list[Any] = model.modules
+    for index, module in enumerate(modules):
+        with _layers_together(module) if naming.layers_together else nullcontext():
+            name = MODEL if len(modules) == 1 else f"{MODEL}{index}"
+            found[name] = module.sharded_state_dict(metadata=naming.options())
+    return found
 
 
-def optimizer_tensors(model: TrainingModel, chunks: Mapping[str, Any], wholes: list[ByParameter | None]) -> list[Any]:
+@contextmanager
+def _layers_together(module: Any) -> Iterator[None]:
+    """Our configurations have megatron-core name each layer."""
+    config = module.decoder.config
+    before = config.hetereogenous_dist_checkpoint, config.moe_layer_freq
+    try:
+        config.hetereogenous_dist_checkpoint, config.moe_layer_freq = False, 1
+        yield
+    finally:
+        config.hetereogenous_dist_checkpoint, config.moe_layer_freq = before
+
+
+def optimizer_tensors(
+    model: TrainingModel, chunks: Mapping[str, Any], wholes: list[ByParameter | None], naming: Naming = OURS
+) -> list[Any]:
     """For each optimizer its tensors, placed as its parameters are.
 
     Args:
+        chunks: what `model_tensors` gave.
         wholes: for each distributed optimizer its whole parameters and moments, where this rank has them.
     """
     found: list[Any] = []
@@ -59,7 +89,7 @@ def optimizer_tensors(model: TrainingModel, chunks: Mapping[str, Any], wholes: l
         if isinstance(part, DistributedOptimizer):
             found.append(_placed(whole, chunks) if whole is not None else {})
         elif optimizer_state.parameters(part):
-            found.append(part.sharded_state_dict(chunks, metadata=metadata()))
+            found.append(part.sharded_state_dict(chunks, metadata=naming.options()))
         else:
             found.append({})
     return found
@@ -76,7 +106,7 @@ def _placed(whole: ByParameter, chunks: Mapping[str, Any]) -> dict[int, dict[str
 
 
 def _like(place: Any, name: str, values: torch.Tensor) -> Any:
-    changes = {"key": f"{_STATE}.{name}.{place.key}", "data": values}
+    changes: dict[str, Any] = {"key": f"{_STATE}.{name}.{place.key}", "data": values}
     if isinstance(place, ShardedTensor):
         changes["dtype"] = values.dtype
     return replace(place, **changes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +46,8 @@ from mindspeed_llm.training.checkpointing.content import OPTIMIZER, RNG
 from mindspeed_llm.training.checkpointing.distributed_shards import fill_shards, room_for_parameters
 from mindspeed_llm.training.checkpointing.layout import COMMON_FILE
 from mindspeed_llm.training.checkpointing.sharded_places import (
+    FULLY_RESHARDABLE,
+    Naming,
     master_names,
     model_tensors,
     optimizer_tensors,
@@ -52,9 +55,10 @@ from mindspeed_llm.training.checkpointing.sharded_places import (
 )
 from mindspeed_llm.training.setup import TrainingModel
 
+_LAYERS_TOGETHER = re.compile(r"decoder\.layers\.(?!\d)")
 # What the state of numpy's generator needs, in checkpoints that Megatron wrote.
 _RECONSTRUCT = "numpy._core.multiarray" if np.__version__ >= "2" else "numpy.core.multiarray"
-_NUMPY = [
+_NUMPY: list[Any] = [
     np.ndarray,
     np.dtype,
     type(np.dtype(np.uint32)),
@@ -79,7 +83,13 @@ def read_content(folder: Path) -> dict[str, Any]:
 
 
 def load(
-    folder: Path, model: TrainingModel, storage: Storage, *, optimizer: bool, random: bool
+    folder: Path,
+    content: Mapping[str, Any],
+    model: TrainingModel,
+    storage: Storage,
+    *,
+    optimizer: bool,
+    random: bool,
 ) -> Mapping[str, Any] | None:
     """Fill the model, and with `optimizer` the optimizer's tensors, whose states are allocated (a collective). Returns
     this rank's random state with `random`, where there is one for it.
@@ -88,7 +98,9 @@ def load(
         UserError: on all ranks; the checkpoint is of another model.
         CheckpointError: on all ranks; it cannot be read, or asks for something to be executed.
     """
-    chunks = model_tensors(model)
+    entries = storage.together(f"loading {folder}", lambda: read_metadata(folder))
+    naming = storage.together(f"loading {folder}", lambda: _naming(content, entries, folder, optimizer=optimizer))
+    chunks = model_tensors(model, naming)
     for tensors in chunks.values():
         # Empty objects, which Transformer Engine would fill.
         for name in [name for name, value in tensors.items() if isinstance(value, ShardedObject)]:
@@ -98,8 +110,7 @@ def load(
     if optimizer:
         wholes = [room_for_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         # Only the tensors: the rest stands in common.pt.
-        wanted[OPTIMIZER] = dict(enumerate(optimizer_tensors(model, chunks, wholes)))
-    entries = storage.together(f"loading {folder}", lambda: read_metadata(folder))
+        wanted[OPTIMIZER] = dict(enumerate(optimizer_tensors(model, chunks, wholes, naming)))
     if random and random_place(None).unique_key in entries.state_dict_metadata:
         wanted[RNG] = random_place(None)
     tensors, plain, factories = load_preprocess(wanted)
@@ -125,6 +136,27 @@ def load(
 
     states = storage.together(f"loading {folder}", fill).get(RNG)
     return rng.choose(states) if isinstance(states, list) else None
+
+
+def _naming(content: Mapping[str, Any], entries: Metadata, folder: Path, *, optimizer: bool) -> Naming:
+    """What a checkpoint says about its names, and what they show.
+
+    Raises:
+        UserError: the optimizer's state is in a form that only the same ranks of Megatron-LM can use.
+    """
+    found = content.get("content_metadata")
+    options = found if isinstance(found, Mapping) else {}
+    form = options.get("distrib_optim_sharding_type", FULLY_RESHARDABLE)
+    if optimizer and form != FULLY_RESHARDABLE:
+        raise UserError(
+            f"--load {folder}: the state of the distributed optimizer is in the form {form}, expected "
+            f"{FULLY_RESHARDABLE}; write it with Megatron-LM's --dist-ckpt-optim-fully-reshardable, or give "
+            "--no-load-optim"
+        )
+    return Naming(
+        layers_together=any(_LAYERS_TOGETHER.match(name) for name in entries.state_dict_metadata),
+        shards_apart=options.get("singleton_local_shards") is True,
+    )
 
 
 def _take_other_names(tensors: Any, entries: Metadata) -> None:

@@ -45,7 +45,7 @@ from mindspeed_llm.training.checkpointing.distributed_shards import gather_param
 from mindspeed_llm.training.checkpointing.layout import COMMON_FILE, SHARDED_CONFIG, TORCH_DIST
 from mindspeed_llm.training.checkpointing.sharded_places import (
     FULLY_RESHARDABLE,
-    metadata,
+    OURS,
     model_tensors,
     optimizer_tensors,
     random_place,
@@ -69,7 +69,7 @@ def write(
             f"--save {args.save}: --ckpt-format torch_dist needs a folder that all nodes see, but they have disks of "
             "their own; name another folder, or give --ckpt-format torch"
         )
-    state: dict[str, Any] = {**common, **model_tensors(model), "content_metadata": metadata()}
+    state: dict[str, Any] = {**common, **model_tensors(model), "content_metadata": OURS.options()}
     if not args.no_save_optim:
         parts = optimizer_state.parts(model.optimizer)
         wholes = [gather_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]

@@ -593,3 +593,12 @@ def attention(*, folder: str, tensors: Sequence[Any], documents: Any, **values: 
         output = chunk.decoder.layers[0].self_attention.core_attention(*inputs, numbers)
         gradients = torch.autograd.grad(output, inputs, weights)
         return [tensor.detach().numpy() for tensor in (output, *gradients)]
+
+
+@row
+def parameter_names(*, folder: str, unchecked: dict[str, Any] | None = None, **values: Any) -> list[list[str]]:
+    """The names of the parameters of each chunk of this rank; `unchecked` arguments are set after all checks."""
+    args = megatron_args(Path(folder), world_size=dist.get_world_size(), **values)
+    vars(args).update(unchecked or {})
+    with session(args):
+        return [[name for name, _ in chunk.named_parameters()] for chunk in build(args)]

@@ -32,7 +32,10 @@ def write(*, folder: str, vocabulary: int, steps: int, flags: list[str], target:
         step, done = TrainStep(model, args), []
         for number in range(2 * steps):
             if number == steps:
-                (_as_rank_files if kind == "torch" else _as_sharded)(args, model, steps, Path(target))
+                if kind == "torch":
+                    _as_rank_files(args, model, steps, Path(target))
+                else:
+                    _as_sharded(args, model, steps, Path(target), kind)
             micro = micro_batches(samples, args, number)
             result = step.run([iter(micro) for _ in model.chunks])
             done.append((number + 1, result.loss, result.grad_norm))
@@ -100,11 +103,19 @@ def _as_rank_files(args: Any, model: Any, steps: int, target: Path) -> None:
     dist.barrier()
 
 
-def _as_sharded(args: Any, model: Any, steps: int, target: Path) -> None:
+def _as_sharded(args: Any, model: Any, steps: int, target: Path, kind: str) -> None:
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-    metadata = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+    together, apart = "together" in kind, "apart" in kind
+    model.config.hetereogenous_dist_checkpoint = not together
+    if together and model.config.num_moe_experts:
+        model.config.moe_layer_freq = 1
+    metadata = {
+        "distrib_optim_sharding_type": "dp_reshardable" if "dp_reshardable" in kind else "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": apart,
+    }
     path = target / f"iter_{steps:07d}"
     path.mkdir(parents=True, exist_ok=True)
     state = _common(args, steps)

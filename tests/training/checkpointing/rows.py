@@ -146,6 +146,15 @@ def hash_of(values: torch.Tensor) -> str:
     return xxhash.xxh3_128_hexdigest(values.contiguous().view(torch.uint8).numpy().tobytes())
 
 
+def pretrain(*, flags: str) -> dict[str, Any]:
+    """A whole run of `pretrain_gpt.py`: the exit code, and what was logged."""
+    from mindspeed_llm.training.pretrain import pretrain as run
+    from tests.training.arguments.lines import arguments
+
+    with _logged() as lines:
+        return {"code": run(arguments(flags, world_size=dist.get_world_size())), "log": lines}
+
+
 def choose(*, loads: list[tuple[str, int | None]]) -> list[dict[str, Any]]:
     """For each folder (and --ckpt-step) the checkpoint that a run would go on from, or the error; and what was
     logged.
