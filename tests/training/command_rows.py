@@ -1,0 +1,70 @@
+"""Rows that run the whole command `pretrain_gpt.py` on the ranks of the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+
+def pretrain(*, flags: str, mutant: str | None = None) -> int:
+    """Run the command with `flags`; its exit code."""
+    from mindspeed_llm.training.main import main
+
+    logger = logging.getLogger("mindspeed_llm")
+    before = logger.handlers[:], logger.level, logger.propagate
+    try:
+        with MUTANTS[mutant]() if mutant else contextlib.nullcontext():
+            code = main(shlex.split(flags))
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
+    # The store that ranks wait on lives with rank 0, which must not leave first.
+    dist.barrier()
+    return code
+
+
+@contextlib.contextmanager
+def labels_not_shifted() -> Iterator[None]:
+    """A fault: each token is to predict itself."""
+    with _changed_batches(lambda batch: batch | {"labels": batch["tokens"]}):
+        yield
+
+
+@contextlib.contextmanager
+def ends_of_documents_count() -> Iterator[None]:
+    """A fault: the end of a document is to predict the first token of the next one."""
+    with _changed_batches(lambda batch: batch | {"loss_mask": batch["loss_mask"] * 0 + 1}):
+        yield
+
+
+@contextlib.contextmanager
+def next_global_batch() -> Iterator[None]:
+    """A fault: the samples of a step are those of the step behind it."""
+    from mindspeed_llm.training.data import iterator
+
+    original = iterator._micro_batches
+
+    def one_later(starts: range, args: Any, rank: int, size: int) -> Iterator[range]:
+        return original([*starts[1:], *starts[:1]], args, rank, size)
+
+    with mock.patch.object(iterator, "_micro_batches", one_later):
+        yield
+
+
+@contextlib.contextmanager
+def _changed_batches(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    from mindspeed_llm.training.data import iterator
+
+    original = iterator.make_batch
+    with mock.patch.object(iterator, "make_batch", lambda *words, **named: change(original(*words, **named))):
+        yield
+
+
+MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    function.__name__: function for function in (labels_not_shifted, ends_of_documents_count, next_global_batch)
+}
