@@ -31,6 +31,7 @@ class RunRecorder:
         total_steps: int,
         enabled: bool,
         tensorboard: bool,
+        tensorboard_dir: Path | None = None,
         log_throughput: bool,
         log_cpu_memory: bool,
         show_progress: bool | None = None,
@@ -44,6 +45,7 @@ class RunRecorder:
             total_steps: optimizer steps of the whole run.
             enabled: whether this process records (global rank 0).
             tensorboard: also write TensorBoard events.
+            tensorboard_dir: folder for them; None: `tensorboard` in `output_dir`, where there is one.
             log_throughput: show tokens/s and MFU in the log line.
             log_cpu_memory: show the machine's memory in the log line; the records must have the figures.
             show_progress: progress bar on stderr; None: where stderr is a terminal.
@@ -62,9 +64,9 @@ class RunRecorder:
         self._metrics = self._tensorboard = None
         if self._output_dir is not None:
             self._metrics = MetricsFile(self._output_dir / metrics_file.FILE_NAME, start_iteration=start_iteration)
-            if tensorboard:
-                folder = self._output_dir / FOLDER_NAME
-                self._tensorboard = TensorBoardWriter(folder, start_iteration=start_iteration)
+            tensorboard_dir = tensorboard_dir or self._output_dir / FOLDER_NAME
+        if tensorboard and tensorboard_dir is not None:
+            self._tensorboard = TensorBoardWriter(tensorboard_dir, start_iteration=start_iteration)
         self._progress = ProgressBar(total_steps=total_steps, start_step=start_iteration, show=show_progress)
         self._started = time.monotonic()
         self._closed = False

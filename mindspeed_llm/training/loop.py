@@ -23,7 +23,9 @@ from mindspeed_llm.platform import memory
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.platform.profiling import Profiler
 from mindspeed_llm.termination import TerminationSignal
+from mindspeed_llm.training.garbage import GarbageCollection
 from mindspeed_llm.training.moe_losses import MoeLosses
+from mindspeed_llm.training.params_norm import params_norm
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
 from mindspeed_llm.training.train_step import Batch, StepResult, TrainStep
@@ -61,7 +63,8 @@ class TrainLoop:
         state: TrainState,
         *,
         batches: list[Iterator[Batch]],
-        valid_batches: list[Iterator[Batch]] | None,
+        valid_batches: list[Iterator[Batch]],
+        test_batches: list[Iterator[Batch]],
         recorder: RunRecorder,
         profiler: Profiler,
         save: Save | None,
@@ -70,18 +73,20 @@ class TrainLoop:
         """
         Args:
             batches: per chunk of this rank, micro batches from `state.consumed_train_samples` on.
-            valid_batches: the same for evaluation, endless; None: no evaluation.
+            valid_batches: the same for evaluation, endless; empty: no evaluation.
+            test_batches: the same for the one evaluation on the test data.
             save: writes a checkpoint (a collective); None: nothing is saved.
             flops_per_sample: of forward and backward, over all ranks.
         """
         self._args, self._model, self.state = args, model, state
-        self._batches, self._valid_batches = batches, valid_batches
+        self._batches, self._valid_batches, self._test_batches = batches, valid_batches, test_batches
         self._recorder, self._profiler, self._save = recorder, profiler, save
         self._flops_per_sample = flops_per_sample
         self._step = TrainStep(model, args)
         self._moe_losses = MoeLosses(args)
         self._started = time.monotonic()
         self._interval = _Interval()
+        self._garbage = GarbageCollection(args)
 
     def train(self) -> str:
         """Run to the end, or until the run is told to stop.
@@ -90,7 +95,7 @@ class TrainLoop:
             NonFiniteLoss: unless `--no-check-for-nan-in-loss-and-grad`.
         """
         args, state = self._args, self.state
-        with TerminationSignal() as termination:
+        with TerminationSignal() as termination, self._garbage:
             while state.iteration < args.train_iters:
                 result = self._step.run(self._batches)
                 self._account(result)
@@ -98,6 +103,7 @@ class TrainLoop:
                 if state.iteration % args.log_interval == 0 or is_last:
                     self._record(result)
                 self._profiler.step()
+                self._garbage.step(state.iteration)
                 before = time.monotonic()
                 if args.eval_interval and state.iteration % args.eval_interval == 0 and not is_last:
                     self.evaluate()
@@ -112,16 +118,23 @@ class TrainLoop:
         return "done"
 
     def evaluate(self) -> None:
-        """The loss on `--eval-iters` global batches of the validation data."""
-        if self._valid_batches is None or not self._args.eval_iters:
-            return
+        """The loss on `--eval-iters` global batches of the validation data, where there are any."""
+        if self._valid_batches and self._args.eval_iters:
+            self._evaluate(self._valid_batches)
+            self.state.consumed_valid_samples += self._args.eval_iters * self._args.global_batch_size
+
+    def test(self) -> None:
+        """The loss on `--eval-iters` global batches of the test data, where there are any."""
+        if self._test_batches and self._args.eval_iters:
+            self._evaluate(self._test_batches, name="test")
+
+    def _evaluate(self, batches: list[Iterator[Batch]], *, name: str | None = None) -> None:
         started = time.monotonic()
-        count = self._args.eval_iters * get_num_microbatches()
-        total, targets = self._step.evaluate(self._valid_batches, count=count)
+        with self._garbage.evaluation():
+            total, targets = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
         self._moe_losses.clear()
-        self.state.consumed_valid_samples += self._args.eval_iters * self._args.global_batch_size
         loss = total / targets if targets else math.nan
-        self._recorder.eval(self.state.iteration, loss, targets, time.monotonic() - started)
+        self._recorder.eval(self.state.iteration, loss, targets, time.monotonic() - started, name=name)
 
     def _account(self, result: StepResult) -> None:
         state, interval = self.state, self._interval
@@ -172,6 +185,8 @@ class TrainLoop:
         }
         if result.num_zeros is not None:
             extra["num_zeros"] = result.num_zeros
+        if args.log_params_norm:
+            extra["params_norm"] = params_norm(self._model)
         losses = self._moe_losses.take(interval.steps)
         aux_loss = losses.pop("load_balancing_loss", None)
         self._recorder.train_step(

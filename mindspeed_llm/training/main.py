@@ -64,7 +64,9 @@ def _arguments(argv: list[str]) -> tuple[Namespace, str]:
 
 def _check(args: Namespace) -> int:
     from mindspeed_llm.training.data.sources import check_data
+    from mindspeed_llm.training.hf_directory import hf_directory
 
+    hf_directory(args)
     _settle_vocabulary(args)
     check_data(args)
     from mindspeed_llm.training.arguments.plan import plan_text

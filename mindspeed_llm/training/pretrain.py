@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE
 from mindspeed_llm.training.data.sources import check_data
+from mindspeed_llm.training.hf_directory import hf_directory
 from mindspeed_llm.training.initialize import initialize, shutdown
 
 logger = get_logger(__name__)
@@ -31,6 +32,7 @@ def pretrain(args: Namespace) -> int:
     Raises:
         UserError: paths, data or weights that do not fit; the loss is no number.
     """
+    hf_directory(args)
     check_data(args)
     features = FeaturesManager(FEATURES)
     initialize(args)
@@ -45,15 +47,17 @@ def pretrain(args: Namespace) -> int:
 def _train(args: Namespace) -> int:
     # After `initialize`: these import megatron-core, which looks for a device when it is imported.
     from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
-    from mindspeed_llm.training.data.datasets import Progress, build_datasets
+    from mindspeed_llm.training.data.batches import Batch
+    from mindspeed_llm.training.data.datasets import Dataset, Progress, build_datasets
     from mindspeed_llm.training.data.iterator import consumed_valid_samples, eval_batches, train_batches
     from mindspeed_llm.training.flops import flops_per_sample
     from mindspeed_llm.training.loop import TrainLoop, data_parallel
     from mindspeed_llm.training.profiler import profiler_of
+    from mindspeed_llm.training.run_files import write_run_files
     from mindspeed_llm.training.setup import build_training_model
     from mindspeed_llm.training.state import TrainState
 
-    weights = hf_directory(args.load)
+    weights = hf_directory(args)
     model = build_training_model(args, hf_weights=weights)
     state = (load_checkpoint(args, model) if args.load and weights is None else None) or TrainState()
     progress = None
@@ -65,28 +69,25 @@ def _train(args: Namespace) -> int:
     state = replace(state, data_layouts=data.layouts)
     rank, size = data_parallel()
 
-    def for_chunks(make: type[Iterator] | None = None) -> list[Iterator]:
+    def for_chunks(make: Callable[..., Iterator[Batch]], dataset: Dataset | None, consumed: int) -> list[Iterator]:
+        """The same batches for each chunk of this rank; none where there are no data."""
+        if dataset is None:
+            return []
         return [
-            train_batches(
-                data.train, args, rank=rank, size=size, consumed=state.consumed_train_samples, device=current_device()
-            )
-            for _ in model.chunks
+            make(dataset, args, rank=rank, size=size, consumed=consumed, device=current_device()) for _ in model.chunks
         ]
 
-    valid = None
-    if data.valid is not None:
-        consumed = state.consumed_valid_samples or consumed_valid_samples(args, state.iteration)
-        valid = [
-            eval_batches(data.valid, args, rank=rank, size=size, consumed=consumed, device=current_device())
-            for _ in model.chunks
-        ]
+    consumed_valid = state.consumed_valid_samples or consumed_valid_samples(args, state.iteration)
     _announce(args, len(data.train.rows))
     folder = args.metrics_dir or args.save
+    if folder and distributed.is_rank_zero():
+        write_run_files(Path(folder), args)
     recorder = RunRecorder(
         Path(folder) if folder else None,
         total_steps=args.train_iters,
         enabled=distributed.is_rank_zero(),
         tensorboard=True,
+        tensorboard_dir=Path(args.tensorboard_dir) if args.tensorboard_dir else None,
         log_throughput=args.log_throughput,
         log_cpu_memory=False,
         start_iteration=state.iteration,
@@ -97,8 +98,9 @@ def _train(args: Namespace) -> int:
             args,
             model,
             state,
-            batches=for_chunks(),
-            valid_batches=valid,
+            batches=for_chunks(train_batches, data.train, state.consumed_train_samples),
+            valid_batches=for_chunks(eval_batches, data.valid, consumed_valid),
+            test_batches=for_chunks(eval_batches, data.test, 0),
             recorder=recorder,
             profiler=profiler,
             save=(lambda now: save_checkpoint(args, model, now)) if args.save else None,
@@ -112,17 +114,9 @@ def _train(args: Namespace) -> int:
             logger.info("stopped after step %d of %d (%s)", state.iteration, args.train_iters, reason)
             return 0
         loop.evaluate()
+        loop.test()
         recorder.completed()
     return 0
-
-
-def hf_directory(path: str | None) -> Path | None:
-    """`path`, where it is a Hugging Face directory and not a Megatron checkpoint."""
-    if path is None or not (Path(path) / "config.json").is_file():
-        return None
-    folder = Path(path)
-    weights = (*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"))
-    return folder if weights else None
 
 
 def _announce(args: Namespace, num_samples: int) -> None:

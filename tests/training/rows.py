@@ -105,3 +105,12 @@ def train(
             parallel_state.get_expert_model_parallel_rank(),
         )
         return {"losses": losses, "grad_norms": norms, "states": states, "place": place, "args": args}
+
+
+def norm_of_weights(*, folder: str, flags: list[str]) -> float:
+    """`--log-params-norm` of the toy in `folder`."""
+    with running(folder, flags, {}) as args:
+        from mindspeed_llm.training.params_norm import params_norm
+        from mindspeed_llm.training.setup import build_training_model
+
+        return params_norm(build_training_model(args, hf_weights=Path(folder)))

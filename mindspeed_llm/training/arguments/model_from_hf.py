@@ -55,6 +55,7 @@ def apply_model_from_hf(args: Namespace) -> str:
     _check_noops(args, hf_arguments(family, config, where)["num_layers"])
     found = hf_arguments(family, config, where, noop_layers=args.noop_layers or ())
     _check_given(args, found, where)
+    found |= _dropouts(config)
     taken = {name: value for name, value in found.items() if name not in args.given}
     if not any(name in args.given for name in _TOKENIZER_FLAGS) and any(
         (folder / name).is_file() for name in _TOKENIZER_FILES
@@ -63,6 +64,11 @@ def apply_model_from_hf(args: Namespace) -> str:
     for name, value in taken.items():
         setattr(args, name, value)
     return _block(f"--model-from-hf {folder} ({family.architectures[0]}) sets", taken)
+
+
+def _dropouts(config: Mapping[str, Any]) -> dict[str, float]:
+    """What transformers' models do in training: dropout of attention weights as config.json says, and no other."""
+    return {"attention_dropout": float(config.get("attention_dropout") or 0.0), "hidden_dropout": 0.0}
 
 
 def _check_noops(args: Namespace, num_layers: int) -> None:

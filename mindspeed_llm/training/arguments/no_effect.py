@@ -86,6 +86,7 @@ NO_EFFECT: dict[str, Inert] = {
         reason="there is one framework, torch", parsing={"type": one_of(("pytorch",)), "metavar": "pytorch"}
     ),
     "--local-rank": Inert(reason="the environment says it", parsing={"type": count, "metavar": "N"}),
+    "--exit-signal-handler": Inert(reason="SIGTERM always saves and ends the run"),
     "--lazy-mpu-init": Inert(reason="process groups are made once, at the start", parsing={"metavar": "TEXT"}),
 }
 """Flag -> why it never has an effect."""

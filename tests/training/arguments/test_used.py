@@ -14,19 +14,6 @@ from mindspeed_llm.training.arguments.parser import all_flags
 from tests.architecture.source import PACKAGE, is_inside, modules
 from tests.training.arguments.lines import arguments
 
-# Arguments whose module does not read them yet. A row here that is read by now must go.
-NOT_READ_YET = frozenset(
-    {
-        "enable_hf2mg_convert",
-        "exit_signal_handler",
-        "log_params_norm",
-        "manual_gc",
-        "manual_gc_eval",
-        "manual_gc_interval",
-        "tensorboard_dir",
-    }
-)
-
 
 @cache
 def read_by(room: str) -> frozenset[str]:
@@ -57,7 +44,7 @@ def is_read(flag: Flag, room: str) -> bool:
 def test_flag_is_read(name: str) -> None:
     flag = all_flags()[name]
     unread = [room for room in flag.used_by if not is_read(flag, room)]
-    assert unread == [] or flag.dest in NOT_READ_YET, f"{name}: {unread} do not read {flag.dest}"
+    assert unread == [], f"{name}: {unread} do not read {flag.dest}"
 
 
 # What `validate` works out of flags, and who reads it.
@@ -75,11 +62,6 @@ WORKED_OUT = {
 @pytest.mark.parametrize("name", WORKED_OUT)
 def test_what_is_worked_out_of_flags_is_read(name: str) -> None:
     assert name in read_by(WORKED_OUT[name])
-
-
-def test_rows_that_are_not_read_yet_are_not_read() -> None:
-    unread = {flag.dest for flag in all_flags().values() if not all(is_read(flag, room) for room in flag.used_by)}
-    assert NOT_READ_YET - unread == set(), "read by now, or no flag: take it out of NOT_READ_YET"
 
 
 def test_flags_of_features_are_read() -> None:

@@ -15,6 +15,7 @@ from mindspeed_llm.tasks.checkpoint.families.blocks import (
 from mindspeed_llm.tasks.checkpoint.families.llama import LLAMA
 from mindspeed_llm.tasks.checkpoint.families.settings import (
     ACTIVATION,
+    ALTERNATING_WINDOW_LAYERS,
     ATTENTION_BIAS,
     DENSE,
     MLP,
@@ -60,7 +61,7 @@ QWEN2_MOE = replace(
     model_type="qwen2_moe",
     models="Qwen 1.5 MoE, Qwen 2 MoE",
     fields=(
-        *(*DENSE, *OPTIONAL_WINDOW, WINDOW_LAYERS, *_MOE, SHARED_BY_SIZE),
+        *(*DENSE, *OPTIONAL_WINDOW, ALTERNATING_WINDOW_LAYERS, *_MOE, SHARED_BY_SIZE),
         Field(mg="add_qkv_bias", hf=("qkv_bias",), default=True),
     ),
     constants={"shared_expert_gate": True},

@@ -125,22 +125,33 @@ OPTIONAL_WINDOW = (
 )
 
 
-def _follows_max_window_layers(kinds: Any, settings: Settings) -> bool:
-    """Whether a list of kinds says no more than the other settings do, from which transformers derives it."""
-    window = settings["sliding_window"] if settings["use_sliding_window"] else None
-    most = 28 if settings["max_window_layers"] is None else settings["max_window_layers"]
-    return isinstance(kinds, list) and all(
-        kind == ("full_attention" if window is None or layer < most else "sliding_attention")
-        for layer, kind in enumerate(kinds)
-    )
+def _window_layers(sees_window: Callable[[int, int], bool], expected: str) -> Only:
+    """A list of kinds that says no more than `OPTIONAL_WINDOW` does, from which transformers derives it by
+    `sees_window(layer, max_window_layers)`.
+    """
+
+    def holds(kinds: Any, settings: Settings) -> bool:
+        window = settings["sliding_window"] if settings["use_sliding_window"] else None
+        most = 28 if settings["max_window_layers"] is None else settings["max_window_layers"]
+        return isinstance(kinds, list) and all(
+            kind == ("sliding_attention" if window is not None and sees_window(layer, most) else "full_attention")
+            for layer, kind in enumerate(kinds)
+        )
+
+    return Only(hf="layer_types", holds=holds, expected=expected)
 
 
-WINDOW_LAYERS = Only(
-    hf="layer_types",
-    holds=_follows_max_window_layers,
-    expected="full_attention in the first max_window_layers, and with use_sliding_window sliding_attention behind them",
+WINDOW_LAYERS = _window_layers(
+    lambda layer, most: layer >= most,
+    "full_attention in the first max_window_layers, and with use_sliding_window sliding_attention behind them",
 )
 """Of classes that read it: a window in other layers than `OPTIONAL_WINDOW` says is refused."""
+ALTERNATING_WINDOW_LAYERS = _window_layers(
+    lambda layer, most: layer < most and layer % 2 == 0,
+    "with use_sliding_window sliding_attention in each other one of the first max_window_layers, beginning with the "
+    "first, and full_attention elsewhere",
+)
+"""The same of Qwen2-MoE, whose rule is another one."""
 
 
 def windows(every: int) -> Field:

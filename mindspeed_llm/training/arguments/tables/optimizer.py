@@ -44,10 +44,9 @@ BATCH = Group(
             "--exit-interval", positive, None, "save and exit after a step that this number divides.", "training.loop"
         ),
         value("--exit-duration-in-mins", positive, None, "save and exit after so many minutes.", "training.loop"),
-        switch("--exit-signal-handler", "save and exit on SIGTERM.", "training.loop"),
-        switch("--manual-gc", "collect garbage at fixed steps only, on all ranks together.", "training.loop"),
-        value("--manual-gc-interval", count, 0, "steps between collections; 0: none.", "training.loop"),
-        negative("--no-manual-gc-eval", "manual_gc_eval", "no collection around evaluations.", "training.loop"),
+        switch("--manual-gc", "collect garbage at fixed steps only, on all ranks together.", "training.garbage"),
+        value("--manual-gc-interval", count, 0, "steps between collections; 0: none.", "training.garbage"),
+        negative("--no-manual-gc-eval", "manual_gc_eval", "no collection around evaluations.", "training.garbage"),
     ),
 )
 

@@ -18,7 +18,7 @@ CHECKPOINT = Group(
             str,
             None,
             "folder of checkpoints to go on from; or a Hugging Face model directory, whose weights are taken.",
-            "training.pretrain",
+            "training.hf_directory training.checkpointing",
             metavar="DIR",
         ),
         switch("--no-load-optim", "do not load the optimizer's state.", _CHECKPOINTING),
@@ -37,7 +37,7 @@ CHECKPOINT = Group(
         switch(
             "--enable-hf2mg-convert",
             "--load is a Hugging Face model directory (found out without this flag, too).",
-            "training.pretrain",
+            "training.hf_directory",
         ),
         value(
             "--model-type-hf",

@@ -1,0 +1,88 @@
+"""What a whole run of `pretrain_gpt.py` evaluates and writes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from mindspeed_llm.training.data.datasets import build_datasets
+from mindspeed_llm.training.main import main
+from tests.support.pool import RankPool
+from tests.support.toys import build_toy, save_toy
+from tests.training.arguments.lines import arguments
+
+pytestmark = pytest.mark.distributed
+ROW = "tests.training.checkpointing.rows:pretrain"
+
+
+def mean_loss(folder: Path, rows: list[torch.Tensor]) -> float:
+    """Of transformers, over all tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        losses = [
+            float(model(input_ids=row[None, :-1], shift_labels=row[None, 1:], labels=row[None, 1:]).loss)
+            for row in rows
+        ]
+    return sum(losses) / len(losses)
+
+
+def test_evaluations_equal_transformers(rank_pool: RankPool, tmp_path: Path) -> None:
+    """Each validation of samples of its own, the last one and the test at the end."""
+    folder = save_toy("llama", tmp_path / "model")
+    flags = (
+        f"--model-from-hf {folder} --load {folder} --lr 1e-30 --train-iters 4 --global-batch-size 2 --eval-interval 2 "
+        f"--eval-iters 3 --log-interval 1 --save {tmp_path / 'run'} --attention-dropout 0 --hidden-dropout 0 "
+        "--pipeline-model-parallel-size 2 --log-params-norm --manual-gc"
+    )
+    rows = rank_pool.run(ROW, ranks=2, flags=flags)
+    assert [row["code"] for row in rows] == [0, 0]
+    data = build_datasets(arguments(flags, world_size=2))
+    assert data.valid is not None and data.test is not None
+    valid = [torch.from_numpy(data.valid.rows[index]).long() for index in range(3 * 6)]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    expected = [mean_loss(folder, valid[first : first + 6]) for first in (0, 6)]
+    assert found == [pytest.approx(value, rel=1e-5) for value in expected]
+    test = [torch.from_numpy(data.test.rows[index]).long() for index in range(6)]
+    assert [line["eval_loss_test"] for line in lines if "eval_loss_test" in line] == [
+        pytest.approx(mean_loss(folder, test), rel=1e-5)
+    ]
+    norms = [line["params_norm"] for line in lines if "lm_loss" in line]
+    assert len(norms) == 4 and norms[0] > 1 and any(f"params norm: {norms[0]:.3f}" in line for line in rows[0]["log"])
+
+
+def test_files_of_a_run(rank_pool: RankPool, tmp_path: Path) -> None:
+    flags = (
+        f"--train-iters 1 --eval-iters 0 --metrics-dir {tmp_path / 'figures'} --tensorboard-dir {tmp_path / 'board'}"
+    )
+    assert rank_pool.run(ROW, ranks=1, flags=flags)[0]["code"] == 0
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "loss.png",
+        "metrics.jsonl",
+        "run_config.yaml",
+        "versions.json",
+    }
+    assert [path.name[:7] for path in (tmp_path / "board").iterdir()] == ["events."]
+    written = yaml.safe_load((tmp_path / "figures" / "run_config.yaml").read_text())
+    assert (written["train_iters"], written["padded_vocab_size"], written["lr"]) == (1, 512, 1e-3)
+    versions = json.loads((tmp_path / "figures" / "versions.json").read_text())
+    assert {"torch", "megatron-core", "mindspeed_llm", "transformers"} <= versions.keys()
+
+
+def test_dropout_of_a_hugging_face_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "model"
+    build_toy("llama", attention_dropout=0.25).save_pretrained(folder)
+    line = (
+        f"--model-from-hf {folder} --seq-length 32 --micro-batch-size 1 --train-iters 1 --lr 1e-3 --mock-data --check"
+    )
+    assert main(shlex.split(line)) == 0
+    out = capsys.readouterr().out
+    assert "--attention-dropout 0.25" in out and "--hidden-dropout 0" in out
+    assert main(shlex.split(f"{line} --attention-dropout 0.5")) == 0
+    assert "--attention-dropout" not in capsys.readouterr().out
