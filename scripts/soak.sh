@@ -12,6 +12,12 @@
 #   mcore_kill [--kills N] [--seed N] [--ranks N]
 #                              the same for pretrain_gpt.py, half of the kills with --ckpt-format torch and half with
 #                              torch_dist. [about 5 minutes on 2 cores]
+#   mcore_smollm2 [--data FILE] [--steps N]
+#                              continue pre-training SmolLM2-135M with pretrain_gpt.py for 10 steps, with two pipeline
+#                              stages and with two data-parallel ranks: the loss of each step must be that of
+#                              train_fsdp2.py on the same samples; two tensor-parallel ranks must be refused. FILE is
+#                              text, {"text": ...} on each line; default: made from Python's manual.
+#                              [about 5 minutes on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
@@ -89,6 +95,38 @@ job_mcore_kill() {
     OMP_NUM_THREADS=1 "$PY" -m tests.training.checkpointing.kill "$@"
 }
 
+job_mcore_smollm2() {
+    local data="" out=$SOAK_OUT/mcore_smollm2 options=()
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --data)
+            [ $# -ge 2 ] || die "--data: expected a file after it"
+            data=$2
+            [[ "$data" == /* ]] || data=$invoked_from/$data
+            [ -f "$data" ] || die "--data $data: no such file"
+            shift 2
+            ;;
+        --steps)
+            [[ "${2:-}" =~ ^[1-9][0-9]*$ ]] || die "--steps ${2:-}: expected a whole number above 0"
+            options+=(--steps "$2")
+            shift 2
+            ;;
+        *) die "mcore_smollm2: unknown option $1 (known: --data FILE, --steps N)" ;;
+        esac
+    done
+    setup_environment "$here" dev,demo
+    mkdir -p "$out"
+    "$PY" scripts/demo_model.py --out "$out/model"
+    if [ -z "$data" ]; then
+        "$PY" scripts/demo_text.py --out "$out/data"
+        data=$out/data/train.jsonl
+    fi
+    say "training on $data with both backends"
+    rm -rf "$out/runs"
+    "$PY" -m tests.training.smollm2 --model "$out/model" --data "$data" --out "$out/runs" \
+        ${options[@]+"${options[@]}"}
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -100,7 +138,8 @@ case "${1:-}" in
 sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
 mcore_kill) job_mcore_kill "${@:2}" ;;
+mcore_smollm2) job_mcore_smollm2 "${@:2}" ;;
 convert_grid) job_convert_grid "${@:2}" ;;
 whole_grids) job_whole_grids "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, convert_grid, whole_grids)" ;;
+*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, mcore_smollm2, convert_grid, whole_grids)" ;;
 esac

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -12,15 +11,15 @@ from unittest import mock
 import torch.distributed as dist
 
 
-def pretrain(*, flags: str, mutant: str | None = None) -> int:
-    """Run the command with `flags`; its exit code."""
+def pretrain(*, argv: list[str], mutant: str | None = None) -> int:
+    """Run the command with `argv`; its exit code."""
     from mindspeed_llm.training.main import main
 
     logger = logging.getLogger("mindspeed_llm")
     before = logger.handlers[:], logger.level, logger.propagate
     try:
         with MUTANTS[mutant]() if mutant else contextlib.nullcontext():
-            code = main(shlex.split(flags))
+            code = main(argv)
     finally:
         logger.handlers[:], logger.level, logger.propagate = before
     # The store that ranks wait on lives with rank 0, which must not leave first.

@@ -4,6 +4,7 @@ order, and report the same loss and gradient norm in each step.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Workplace:
             "--attention-dropout 0 --moe-aux-loss-coeff 0 --make-vocab-size-divisible-by 4 "
             f"--use-flash-attn --eval-iters 0 --log-interval 1 --metrics-dir {output} --exit-interval {steps} {flags}"
         )
-        assert self.pool.run(MEGATRON, ranks=RANKS, flags=line, mutant=mutant) == [0] * RANKS
+        assert self.pool.run(MEGATRON, ranks=RANKS, argv=shlex.split(line), mutant=mutant) == [0] * RANKS
         return output
 
     def fsdp2(self, name: str, toy: str, *, apart: bool, steps: int = STEPS) -> Path:
