@@ -50,14 +50,18 @@ def format_step(
     return "".join(f" {field} |" for field in fields) + " "
 
 
+PART = "validation"
+"""The part of the data that an evaluation is on, where nothing else is said."""
+
+
 def format_eval(
-    *, iteration: int, eval_loss: float, eval_tokens: int, elapsed_s: float, name: str | None = None
+    *, iteration: int, eval_loss: float, eval_tokens: int, elapsed_s: float, name: str | None = None, part: str = PART
 ) -> str:
-    """The line of one evaluation: loss, perplexity, number of target tokens and seconds.
+    """The line of one evaluation of a part of the data: loss, perplexity, number of target tokens and seconds.
 
     It says no `iteration i/n`, by which scripts find the training lines.
     """
-    what = "validation" if name is None else f"validation {name}"
+    what = part if name is None else f"{part} {name}"
     fields = [
         f"{what} after iteration {iteration:8d}",
         f"eval loss: {eval_loss:.6E}",

@@ -93,7 +93,14 @@ class RunRecorder:
         self._progress.update(record.iteration, loss=record.lm_loss)
 
     def eval(
-        self, iteration: int, eval_loss: float, eval_tokens: int, elapsed_s: float, *, name: str | None = None
+        self,
+        iteration: int,
+        eval_loss: float,
+        eval_tokens: int,
+        elapsed_s: float,
+        *,
+        name: str | None = None,
+        part: str = log_line.PART,
     ) -> None:
         """Record one evaluation: log line with perplexity, line in metrics.jsonl, TensorBoard scalars.
 
@@ -104,6 +111,7 @@ class RunRecorder:
             elapsed_s: seconds it took.
             name: of the evaluation set, when there are several; its keys then end in `_<name>` and the picture shows
                 only sets without a name.
+            part: of the data, when it is not the validation data; its keys then end in `_<part>`.
         """
         if not self._enabled:
             return
@@ -114,9 +122,10 @@ class RunRecorder:
                 eval_tokens=eval_tokens,
                 elapsed_s=elapsed_s,
                 name=name,
+                part=part,
             )
         )
-        suffix = "" if name is None else f"_{name}"
+        suffix = "".join(f"_{word}" for word in (part if part != log_line.PART else None, name) if word is not None)
         values = {
             "iteration": iteration,
             f"eval_loss{suffix}": eval_loss,

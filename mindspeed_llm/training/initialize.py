@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from argparse import Namespace
 
 from mindspeed_llm.platform import cuda_names, distributed, random
 from mindspeed_llm.platform.device import current_device, device_type
 
 _REPEATED_WARNING = "CPU RNG state changed within GPU RNG context"
+_RERUN_LOGGER = "megatron.core.rerun_state_machine"
 _RNG_LOGGER = "megatron.core.tensor_parallel.random"
+# megatron-core says these at every start. Neither package is needed here; what takes their place is torch's.
+_EXPECTED_WARNINGS = (
+    "Transformer Engine and Apex are not installed",
+    "Apex is not installed",
+)
 
 
 def initialize(args: Namespace) -> None:
@@ -18,6 +25,10 @@ def initialize(args: Namespace) -> None:
     Args:
         args: validated arguments.
     """
+    for message in _EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=UserWarning)
+    # The loop looks for losses that are no number by itself; megatron-core's machine for it is not used.
+    logging.getLogger(_RERUN_LOGGER).setLevel(logging.ERROR)
     random.seed_everything(args.seed, deterministic=args.deterministic_mode)
     current_device()
     cuda_names.install()

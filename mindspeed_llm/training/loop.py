@@ -17,6 +17,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.observability.log_line import PART
 from mindspeed_llm.observability.record import StepRecord
 from mindspeed_llm.observability.recorder import RunRecorder
 from mindspeed_llm.platform import memory
@@ -126,15 +127,15 @@ class TrainLoop:
     def test(self) -> None:
         """The loss on `--eval-iters` global batches of the test data, where there are any."""
         if self._test_batches and self._args.eval_iters:
-            self._evaluate(self._test_batches, name="test")
+            self._evaluate(self._test_batches, part="test")
 
-    def _evaluate(self, batches: list[Iterator[Batch]], *, name: str | None = None) -> None:
+    def _evaluate(self, batches: list[Iterator[Batch]], *, part: str = PART) -> None:
         started = time.monotonic()
         with self._garbage.evaluation():
             total, targets = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
         self._moe_losses.clear()
         loss = total / targets if targets else math.nan
-        self._recorder.eval(self.state.iteration, loss, targets, time.monotonic() - started, name=name)
+        self._recorder.eval(self.state.iteration, loss, targets, time.monotonic() - started, part=part)
 
     def _account(self, result: StepResult) -> None:
         state, interval = self.state, self._interval
