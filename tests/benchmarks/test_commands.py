@@ -46,6 +46,21 @@ def test_peaks(model: Path) -> None:
     assert len(re.findall(r"median \d", printed)) == 5, printed
 
 
+def test_mcore_step(model: Path) -> None:
+    printed = run("-m", "benchmarks.mcore_step", "--model", str(model), "--sequence", "32", "--pairs", "1")
+    assert len(re.findall(r"^round \d: loss of ours \d\.\d+, of the bare loop \d\.\d+$", printed, re.MULTILINE)) == 3
+    assert re.search(r"^speed of ours / bare loop, 1 ranks: median \d.*; bar 0\.95 ", printed, re.MULTILINE), printed
+    assert re.search(r"^start to first step of ours / floor: median \d", printed, re.MULTILINE), printed
+
+
+def test_mcore_step_on_two_ranks(model: Path) -> None:
+    """One step of two micro batches, with pipeline stages: a rank has a loss, the other has none."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words = ["--model", str(model), "--sequence", "32", "--pairs", "1", "--micro-batches", "2"]
+    flags = "--flags=--pipeline-model-parallel-size 2"
+    assert "speed of ours / bare loop, 2 ranks: median" in run(*launcher, "-m", "benchmarks.mcore_step", *words, flags)
+
+
 def test_save_overhead(model: Path, tmp_path: Path) -> None:
     data = write_texts(tmp_path / "data.jsonl", 60)
     words = ["--model", str(model), "--data", str(data), "--sequence", "32", "--rounds", "1"]
