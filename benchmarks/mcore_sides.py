@@ -2,7 +2,7 @@
 over megatron-core's forward-backward function.
 
 Both train the same model from the same weights on the same micro batches, with AdamW (lr 1e-5, betas 0.9/0.95, decay
-0.01) and clipping at 1.0, fp32 unless flags say otherwise.
+0.01) and clipping at 1.0, fp32.
 """
 
 from __future__ import annotations

@@ -61,6 +61,12 @@ def test_mcore_step_on_two_ranks(model: Path) -> None:
     assert "speed of ours / bare loop, 2 ranks: median" in run(*launcher, "-m", "benchmarks.mcore_step", *words, flags)
 
 
+def test_mcore_step_with_sides_that_differ(model: Path) -> None:
+    words = ["--model", str(model), "--sequence", "32", "--pairs", "1", "--parts", "speed", "--flags=--lr 1e-2"]
+    with pytest.raises(AssertionError, match="the two do not compute the same"):
+        run("-m", "benchmarks.mcore_step", *words)
+
+
 def test_save_overhead(model: Path, tmp_path: Path) -> None:
     data = write_texts(tmp_path / "data.jsonl", 60)
     words = ["--model", str(model), "--data", str(data), "--sequence", "32", "--rounds", "1"]
