@@ -31,6 +31,16 @@ def hash_ends(path: Path) -> str:
         return xxhash.xxh3_128_hexdigest(first + stream.read())
 
 
+def why_unwritable(folder: Path) -> str | None:
+    """Why `folder` can neither be written to nor be made, as far as that can be said without trying; None: it can."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        return f"{existing} is a file"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"no permission for {existing}"
+    return None
+
+
 def sync_folder(folder: Path) -> None:
     """Push a directory's entries to the disk: a rename is durable only after that."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -64,9 +64,9 @@ def _arguments(argv: list[str]) -> tuple[Namespace, str]:
 
 def _check(args: Namespace) -> int:
     from mindspeed_llm.training.data.sources import check_data
-    from mindspeed_llm.training.hf_directory import hf_directory
+    from mindspeed_llm.training.folders import check_folders
 
-    hf_directory(args)
+    check_folders(args)
     _settle_vocabulary(args)
     check_data(args)
     from mindspeed_llm.training.arguments.plan import plan_text

@@ -17,7 +17,7 @@ from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE
 from mindspeed_llm.training.data.sources import check_data
-from mindspeed_llm.training.hf_directory import hf_directory
+from mindspeed_llm.training.folders import check_folders, hf_directory, make_folder
 from mindspeed_llm.training.initialize import initialize, shutdown
 
 logger = get_logger(__name__)
@@ -32,7 +32,7 @@ def pretrain(args: Namespace) -> int:
     Raises:
         UserError: paths, data or weights that do not fit; the loss is no number.
     """
-    hf_directory(args)
+    check_folders(args)
     check_data(args)
     features = FeaturesManager(FEATURES)
     initialize(args)
@@ -57,6 +57,9 @@ def _train(args: Namespace) -> int:
     from mindspeed_llm.training.setup import build_training_model
     from mindspeed_llm.training.state import TrainState
 
+    folder = args.metrics_dir or args.save
+    if folder and distributed.is_rank_zero():
+        make_folder(Path(folder))
     weights = hf_directory(args)
     model = build_training_model(args, hf_weights=weights)
     state = (load_checkpoint(args, model) if args.load and weights is None else None) or TrainState()
@@ -79,7 +82,6 @@ def _train(args: Namespace) -> int:
 
     consumed_valid = state.consumed_valid_samples or consumed_valid_samples(args, state.iteration)
     _announce(args, len(data.train.rows))
-    folder = args.metrics_dir or args.save
     if folder and distributed.is_rank_zero():
         write_run_files(Path(folder), args)
     recorder = RunRecorder(

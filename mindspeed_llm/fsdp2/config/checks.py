@@ -1,10 +1,10 @@
 """All checks of a configuration that need no tensor, and the notices about settings without effect."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config
 from mindspeed_llm.fsdp2.config.data_checks import check_data, data_notices
 from mindspeed_llm.fsdp2.config.fields import FieldSpec, all_fields
@@ -168,11 +168,8 @@ def _check_output_dir(config: Config) -> None:
     if not text:
         raise UserError("training.output_dir is empty. Expected a folder to write to.")
     path = Path(text)
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not existing.is_dir():
-        raise UserError(f"training.output_dir = {text!r} cannot be made: {existing} is a file; name another folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"training.output_dir = {text!r} cannot be written: no permission for {existing}")
+    if reason := why_unwritable(path):
+        raise UserError(f"training.output_dir = {text!r} cannot be written: {reason}; name another folder")
     model = Path(config.model.model_name_or_path)
     if path.exists() and model.exists() and path.samefile(model):
         raise UserError(

@@ -71,7 +71,6 @@ def transformer_config(args: Namespace) -> LlmConfig:
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
-        cuda_graph_scope=[],  # its default is a deprecated name
         deterministic_mode=args.deterministic_mode,
         vocab_size=args.vocab_size,
         flash_attention=args.use_flash_attn,

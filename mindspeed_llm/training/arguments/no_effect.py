@@ -193,6 +193,12 @@ IDLE: dict[str, Idle] = {
         "--adam-eps",
     ),
     **_rows("with --optimizer adam", lambda args: args.optimizer == "adam", "--sgd-momentum"),
+    **_rows(
+        "unless --position-embedding-type is learned_absolute (rotary positions say distances alone, and "
+        "--reset-attention-mask keeps documents apart)",
+        lambda args: args.position_embedding_type != "learned_absolute",
+        "--reset-position-ids",
+    ),
     **_rows("with --eval-iters 0", lambda args: args.eval_iters == 0, "--eval-interval"),
     **_rows(
         "without --num-layers-per-virtual-pipeline-stage",

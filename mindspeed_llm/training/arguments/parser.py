@@ -162,6 +162,8 @@ def _check_words(words: Sequence[str], actions: dict[str, argparse.Action]) -> l
             value = words[number + 1] if number + 1 < len(words) else ""
         if (flag, value) in NOT_YET_VALUES:
             raise UserError(f"{flag} {value} is not available: {NOT_YET_VALUES[flag, value]}")
+        if not value and actions[flag].nargs != 0 and (equals or number + 1 < len(words)):
+            raise UserError(f"{flag} needs a value, found '' (an unset variable?)")
         if equals and actions[flag].nargs == 0:
             raise UserError(f"{flag} takes no value, found {value!r}: the flag alone is enough")
         flags.append(flag)

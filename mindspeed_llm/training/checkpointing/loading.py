@@ -41,8 +41,8 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
     collective). None where there is none.
 
     Raises:
-        UserError: on all ranks; it belongs to another model or topology, or there is none and
-            `--exit-on-missing-checkpoint`.
+        UserError: on all ranks; it belongs to another model or topology, or there is none,
+            in a folder other than that of `--save` or with `--exit-on-missing-checkpoint`.
         CheckpointError: on all ranks; it is damaged, or asks for something to be executed.
     """
     folder = Path(args.load)
@@ -54,10 +54,10 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
             storage.leaders_only(f"putting {folder} in order", lambda: finish_interrupted(folder))
     chosen = choose(args, storage)
     if chosen is None:
-        if args.exit_on_missing_checkpoint:
+        if args.exit_on_missing_checkpoint or not is_own:
             raise UserError(
-                f"--load {folder} holds no checkpoint (--exit-on-missing-checkpoint); correct the path, or leave the "
-                "flag out to start from initial weights"
+                f"--load {folder} holds no checkpoint; correct the path, or leave --load out to start from initial "
+                "weights (where --save names the same folder, a run without --exit-on-missing-checkpoint does so)"
             )
         logger.warning("--load %s holds no checkpoint: training starts from initial weights", folder)
         return None

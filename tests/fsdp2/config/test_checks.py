@@ -375,7 +375,7 @@ def test_output_dir_that_is_a_file_or_below_one(make_config: MakeConfig, tmp_pat
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below"):
-        with pytest.raises(UserError, match=r"training\.output_dir = .* cannot be made: .*file is a file"):
+        with pytest.raises(UserError, match=r"training\.output_dir = .* cannot be written: .*file is a file"):
             check_config(make_config({"training.output_dir": str(path)}), world_size=1)
 
 

@@ -11,6 +11,8 @@ _NINE_HEADS = "--num-attention-heads 9 --num-query-groups 3"
 
 # (flags on top of a line that is right, ranks, parts of the message)
 REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
+    ("--save ''", 1, ("--save needs a value, found '' (an unset variable?)",)),
+    ("--lr=", 1, ("--lr needs a value",)),
     # Ranks
     (
         "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",

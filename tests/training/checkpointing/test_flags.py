@@ -77,11 +77,13 @@ def test_a_step_is_named(place: Workplace, saved: dict[str, Any]) -> None:
 
 def test_a_missing_checkpoint(place: Workplace, tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
-        (run,) = place.train("llama", 1, [], steps=1, load=folder)
+        own = ["--save", str(folder)]
+        (run,) = place.train("llama", 1, own, steps=1, load=folder)
         assert (run["error"], run["start"]) == (None, 0)
         assert any(f"--load {folder} holds no checkpoint" in line for line in run["log"])
-        (run,) = place.train("llama", 1, ["--exit-on-missing-checkpoint"], steps=1, load=folder)
-        assert run["error"].startswith(f"UserError: --load {folder} holds no checkpoint (--exit-on-missing-checkpoint)")
+        for flags in ([*own, "--exit-on-missing-checkpoint"], ["--save", str(tmp_path / "other")], []):
+            (run,) = place.train("llama", 1, flags, steps=1, load=folder)
+            assert run["error"].startswith(f"UserError: --load {folder} holds no checkpoint; correct the path")
 
 
 @pytest.mark.sampled(2)

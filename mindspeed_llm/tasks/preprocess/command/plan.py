@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.tasks.preprocess.chunks import Summary
 from mindspeed_llm.tasks.preprocess.command.identity import InputFile
 from mindspeed_llm.tasks.preprocess.command.job import Job
@@ -56,8 +56,5 @@ def _tokenizer_name(job: Job) -> str:
 
 
 def _check_writable(prefix: Path) -> None:
-    folder = prefix.parent
-    while not folder.exists():
-        folder = folder.parent
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"--output-prefix {prefix}: {folder} cannot be written to; choose another prefix")
+    if reason := why_unwritable(prefix.parent):
+        raise UserError(f"--output-prefix {prefix} cannot be written: {reason}; choose another prefix")

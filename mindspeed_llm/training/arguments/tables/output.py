@@ -18,14 +18,18 @@ CHECKPOINT = Group(
             str,
             None,
             "folder of checkpoints to go on from; or a Hugging Face model directory, whose weights are taken.",
-            "training.hf_directory training.checkpointing",
+            "training.folders training.checkpointing",
             metavar="DIR",
         ),
         switch("--no-load-optim", "do not load the optimizer's state.", _CHECKPOINTING),
         switch("--no-load-rng", "do not load the state of random numbers.", _CHECKPOINTING),
         switch("--finetune", "take the weights alone, and start at step 0.", _CHECKPOINTING),
         value("--ckpt-step", count, None, "the step to load, instead of the latest.", _CHECKPOINTING),
-        switch("--exit-on-missing-checkpoint", "stop where --load holds no checkpoint.", _CHECKPOINTING),
+        switch(
+            "--exit-on-missing-checkpoint",
+            "stop where --load holds no checkpoint, also where it is the folder of --save.",
+            _CHECKPOINTING,
+        ),
         value(
             "--ckpt-format",
             str,
@@ -37,7 +41,7 @@ CHECKPOINT = Group(
         switch(
             "--enable-hf2mg-convert",
             "--load is a Hugging Face model directory (found out without this flag, too).",
-            "training.hf_directory",
+            "training.folders",
         ),
         value(
             "--model-type-hf",

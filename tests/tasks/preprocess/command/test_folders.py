@@ -22,7 +22,7 @@ def test_read_only_folder(toys: Path, capsys: pytest.CaptureFixture[str]) -> Non
         before = contents(folder)
         with pytest.raises(UserError, match=r"cannot write to out \(Read-only file system\); nothing was published"):
             preprocess(*SFT, "--max-samples", "3")
-        with pytest.raises(UserError, match="out cannot be written to"):
+        with pytest.raises(UserError, match="cannot be written: no permission for out"):
             preprocess(*SFT, "--max-samples", "3", "--check")
         # What is there can be used all the same.
         capsys.readouterr()

@@ -1,0 +1,73 @@
+"""The folders that a run reads from and writes to, looked at before anything heavy is done."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import why_unwritable
+from mindspeed_llm.training.checkpointing.layout import TRACKER, iterations_in
+
+_WRITTEN = ("save", "metrics_dir", "tensorboard_dir", "data_cache_path")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+def check_folders(args: Namespace) -> None:
+    """Check `--load` and the folders that are written to.
+
+    Raises:
+        UserError: a folder cannot be written to, or see `hf_directory`, or `--load` names nothing.
+    """
+    for name in _WRITTEN:
+        folder = getattr(args, name)
+        if folder is not None and (reason := why_unwritable(Path(folder))):
+            raise UserError(f"--{name.replace('_', '-')} {folder} cannot be written: {reason}; name another folder")
+    hf_directory(args)
+    if args.load is None:
+        return
+    load = Path(args.load)
+    if load.exists() and not load.is_dir():
+        raise UserError(f"--load {load} is a file; name the folder of checkpoints, or of a Hugging Face model")
+    # One command for the first start and for every restart has both flags alike.
+    if not load.exists() and not (args.save is not None and Path(args.save).resolve() == load.resolve()):
+        raise UserError(f"--load {load}: there is no such folder; leave --load out to start from initial weights")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of results, so that a disk that cannot be written to is found out before training.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder} ({error}); choose another --metrics-dir or --save") from error
+
+
+def hf_directory(args: Namespace) -> Path | None:
+    """The folder of `--load` where it is a Hugging Face model directory, and None otherwise.
+
+    Raises:
+        UserError: it has a config.json and nothing to load, or is no Hugging Face directory where
+            --enable-hf2mg-convert says so.
+    """
+    if args.load is None:
+        return None
+    folder = Path(args.load)
+    has_config = (folder / "config.json").is_file()
+    if has_config and any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
+        return folder
+    if args.enable_hf2mg_convert:
+        missing = f"weights ({' or '.join(_WEIGHTS)})" if has_config else "config.json"
+        raise UserError(
+            f"--load {folder}: --enable-hf2mg-convert expects a Hugging Face model directory, but there is no "
+            f"{missing}; name another one, or leave --enable-hf2mg-convert out to go on from a checkpoint"
+        )
+    if has_config and not (folder / TRACKER).is_file() and not iterations_in(folder):
+        raise UserError(
+            f"--load {folder} has a config.json, but neither weights ({' or '.join(_WEIGHTS)}) nor a checkpoint; leave "
+            "--load out to start from initial weights"
+        )
+    return None
