@@ -1,4 +1,10 @@
-"""The error that a user's mistake raises."""
+"""The error that a user's mistake raises, and what goes into its text."""
+
+
+def in_one_line(error: BaseException, most: int = 300) -> str:
+    """The text of another library's error, for a message of ours."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else f"{text[:most]} ..."
 
 
 class UserError(ValueError):

@@ -79,9 +79,9 @@ def main(argv: list[str]) -> int:
 
 
 def _train(config: Config) -> None:
+    from mindspeed_llm.checkpoints.run_lock import run_lock
     from mindspeed_llm.fsdp2.distributed.mesh import build_mesh
     from mindspeed_llm.fsdp2.models.preflight import preflight
-    from mindspeed_llm.fsdp2.train.run_lock import run_lock
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
     from mindspeed_llm.platform import distributed
@@ -108,7 +108,7 @@ def _train(config: Config) -> None:
     )
     # What costs nothing to check comes first, then the data, then the weights.
     tokenizer = preflight(config).tokenizer
-    with run_lock(Path(training.output_dir)):
+    with run_lock(Path(training.output_dir), "training.output_dir"):
         _train_alone(config, tokenizer, mesh, device)
     if created:
         # Only on success: after an error the group's store still serves to agree on the one rank that reports it.

@@ -34,18 +34,6 @@ def check_folders(args: Namespace) -> None:
         raise UserError(f"--load {load}: there is no such folder; leave --load out to start from initial weights")
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder of results, so that a disk that cannot be written to is found out before training.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {folder} ({error}); choose another --metrics-dir or --save") from error
-
-
 def hf_directory(args: Namespace) -> Path | None:
     """The folder of `--load` where it is a Hugging Face model directory, and None otherwise.
 

@@ -12,8 +12,8 @@ from mindspeed_llm.platform.device import current_device, device_type
 _REPEATED_WARNING = "CPU RNG state changed within GPU RNG context"
 _RERUN_LOGGER = "megatron.core.rerun_state_machine"
 _RNG_LOGGER = "megatron.core.tensor_parallel.random"
-# megatron-core says these at every start. Neither package is needed here; what takes their place is torch's. The last one
-# is about a default of its own.
+# megatron-core says these at every start. Neither package is needed here; what takes their place is torch's. The last
+# one is about a default of its own.
 _EXPECTED_WARNINGS = (
     "Transformer Engine and Apex are not installed",
     "Apex is not installed",

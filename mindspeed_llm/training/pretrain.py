@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from mindspeed_llm.checkpoints.run_lock import run_lock
 from mindspeed_llm.features_manager.features import FEATURES
 from mindspeed_llm.features_manager.manager import FeaturesManager
 from mindspeed_llm.observability.log import get_logger
@@ -17,7 +19,7 @@ from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE
 from mindspeed_llm.training.data.sources import check_data
-from mindspeed_llm.training.folders import check_folders, hf_directory, make_folder
+from mindspeed_llm.training.folders import check_folders, hf_directory
 from mindspeed_llm.training.initialize import initialize, shutdown
 
 logger = get_logger(__name__)
@@ -38,7 +40,8 @@ def pretrain(args: Namespace) -> int:
     initialize(args)
     try:
         features.apply(args)
-        return _train(args)
+        with _alone(args):
+            return _train(args)
     finally:
         features.undo()
         shutdown()
@@ -58,8 +61,6 @@ def _train(args: Namespace) -> int:
     from mindspeed_llm.training.state import TrainState
 
     folder = args.metrics_dir or args.save
-    if folder and distributed.is_rank_zero():
-        make_folder(Path(folder))
     weights = hf_directory(args)
     model = build_training_model(args, hf_weights=weights)
     state = (load_checkpoint(args, model) if args.load and weights is None else None) or TrainState()
@@ -119,6 +120,19 @@ def _train(args: Namespace) -> int:
         loop.test()
         recorder.completed()
     return 0
+
+
+@contextlib.contextmanager
+def _alone(args: Namespace) -> Iterator[None]:
+    """No other run writes to the folders of this one meanwhile."""
+    with contextlib.ExitStack() as locks:
+        taken: set[Path] = set()
+        for name in ("save", "metrics_dir"):
+            folder = getattr(args, name)
+            if folder is not None and (path := Path(folder).resolve()) not in taken:
+                taken.add(path)
+                locks.enter_context(run_lock(Path(folder), f"--{name.replace('_', '-')}"))
+        yield
 
 
 def _announce(args: Namespace, num_samples: int) -> None:

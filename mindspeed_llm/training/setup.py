@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +77,10 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
         UserError: the weights do not belong to the model.
     """
     config = transformer_config(args)
+    if hf_weights is not None:
+        # Every parameter is filled by the files, or the model is refused: no numbers need to be drawn for them before.
+        # Not by `perform_initialization`, without which megatron-core does not mark the parameters that are shards.
+        config.init_method = config.output_layer_init_method = config.embedding_init_method = _leave
     modules = build_chunks(args, config)
     if hf_weights is not None:
         load_hf_weights(modules, hf_weights, args)
@@ -99,6 +104,11 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
         share_masters(optimizer)
     _connect(config, args, chunks, optimizer)
     return TrainingModel(config=config, chunks=chunks, optimizer=optimizer, scheduler=_scheduler(args, optimizer))
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    """An initialization that draws nothing."""
+    return weight
 
 
 def build_chunks(args: Namespace, config: LlmConfig) -> list[nn.Module]:
@@ -140,7 +150,9 @@ def _ddp_config(args: Namespace) -> DistributedDataParallelConfig:
         overlap_grad_reduce=args.overlap_grad_reduce,
         overlap_param_gather=args.overlap_param_gather,
         use_distributed_optimizer=args.use_distributed_optimizer,
-        check_for_nan_in_grad=args.check_for_nan_in_loss_and_grad,
+        # The loop looks at loss and norm of the gradients itself, which sees the same, and knows the step. Overflows
+        # are a part of fp16 with a dynamic scale.
+        check_for_nan_in_grad=False,
         bucket_size=args.ddp_bucket_size,
         average_in_collective=False,
     )
@@ -167,7 +179,8 @@ def _optimizer_config(args: Namespace) -> OptimizerConfig:
         use_distributed_optimizer=args.use_distributed_optimizer,
         overlap_param_gather=args.overlap_param_gather,
         overlap_param_gather_with_optimizer_step=args.overlap_param_gather_with_optimizer_step,
-        clip_grad=args.clip_grad,
+        # The norm is reported, and looked at, without clipping as well.
+        clip_grad=args.clip_grad or math.inf,
         log_num_zeros_in_grad=args.log_num_zeros_in_grad,
     )
 

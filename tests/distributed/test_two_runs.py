@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mindspeed_llm.checkpoints.run_lock import FILE_NAME
 from mindspeed_llm.fsdp2.checkpoint.manifest import steps_in
-from mindspeed_llm.fsdp2.train.run_lock import FILE_NAME
 from mindspeed_llm.locks import FileLock
 from tests.distributed.test_resume import ROW, Workplace, ends
 from tests.support.pool import RankPool

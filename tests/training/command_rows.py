@@ -27,6 +27,17 @@ def pretrain(*, argv: list[str], mutant: str | None = None) -> int:
     return code
 
 
+def error(*, flags: str) -> str:
+    """What a run with `flags`, on top of those of a small model, ends with: the kind of the error, and its text."""
+    from mindspeed_llm.training.pretrain import pretrain as run
+    from tests.training.arguments.lines import arguments
+
+    try:
+        return f"exit code {run(arguments(flags, world_size=dist.get_world_size()))}"
+    except Exception as found:
+        return f"{type(found).__name__}: {found}"
+
+
 @contextlib.contextmanager
 def labels_not_shifted() -> Iterator[None]:
     """A fault: each token is to predict itself."""

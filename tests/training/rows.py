@@ -107,9 +107,20 @@ def train(
         return {"losses": losses, "grad_norms": norms, "states": states, "place": place, "args": args}
 
 
+@contextlib.contextmanager
+def _nothing_in_new_memory() -> Iterator[None]:
+    """torch fills what it has not been told to fill with NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1).isnan()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def norm_of_weights(*, folder: str, flags: list[str]) -> float:
-    """`--log-params-norm` of the toy in `folder`."""
-    with running(folder, flags, {}) as args:
+    """`--log-params-norm` of the toy in `folder`, whose parameters are no numbers until something is put into them."""
+    with running(folder, flags, {}) as args, _nothing_in_new_memory():
         from mindspeed_llm.training.params_norm import params_norm
         from mindspeed_llm.training.setup import build_training_model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -11,13 +12,17 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+from mindspeed_llm.checkpoints.run_lock import FILE_NAME
+from mindspeed_llm.locks import FileLock
 from mindspeed_llm.training.data.datasets import build_datasets
 from mindspeed_llm.training.main import main
 from tests.support.pool import RankPool
+from tests.support.runs import metrics
 from tests.support.toys import build_toy, save_toy
 from tests.training.arguments.lines import arguments
 
 pytestmark = pytest.mark.distributed
+ERROR = "tests.training.command_rows:error"
 ROW = "tests.training.checkpointing.rows:pretrain"
 
 
@@ -86,3 +91,53 @@ def test_dropout_of_a_hugging_face_model(tmp_path: Path, capsys: pytest.CaptureF
     assert "--attention-dropout 0.25" in out and "--hidden-dropout 0" in out
     assert main(shlex.split(f"{line} --attention-dropout 0.5")) == 0
     assert "--attention-dropout" not in capsys.readouterr().out
+
+
+def test_a_dynamic_loss_scale_finds_its_size(rank_pool: RankPool, tmp_path: Path) -> None:
+    """From a scale at which fp16 gradients overflow: steps are skipped, the scale is halved, and training goes on."""
+    flags = (
+        f"--fp16 --initial-loss-scale {2.0**40} --hysteresis 1 --train-iters 40 --eval-iters 0 --log-interval 1 "
+        f"--metrics-dir {tmp_path} --lr-decay-style constant"
+    )
+    (row,) = rank_pool.run(ROW, ranks=1, flags=flags)
+    assert row["code"] == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line["skipped_iterations"] for line in lines]
+    first = skipped.index(0)
+    assert first > 5 and set(skipped[:first]) == {1} and sum(skipped[first:]) <= 1
+    assert lines[first]["loss_scale"] == 2.0 ** (40 - first)
+    assert lines[-1]["lm_loss"] < lines[first]["lm_loss"]
+
+
+@pytest.mark.parametrize("flags", ["", "--clip-grad 0", "--use-distributed-optimizer"])
+def test_a_loss_that_is_no_number_names_the_step(rank_pool: RankPool, flags: str) -> None:
+    (row,) = rank_pool.run(ERROR, ranks=1, flags=f"--lr 1e30 --train-iters 5 --eval-iters 0 {flags}")
+    assert "step 2: lm loss" in row and "Lower --lr" in row
+
+
+def test_the_norm_is_reported_without_clipping(rank_pool: RankPool, tmp_path: Path) -> None:
+    norms = []
+    for clip in ("0", "1e9"):
+        flags = f"--clip-grad {clip} --train-iters 2 --eval-iters 0 --log-interval 1 --metrics-dir {tmp_path / clip}"
+        assert rank_pool.run(ROW, ranks=1, flags=flags)[0]["code"] == 0
+        norms.append([line["grad_norm"] for line in metrics(tmp_path / clip)])
+    assert norms[0] == norms[1] and min(norms[0]) > 0
+
+
+def test_a_second_run_in_the_same_folder_is_refused(rank_pool: RankPool, tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / FILE_NAME, without_locks="")
+    lock.take()
+    try:
+        for flag in ("--save", "--metrics-dir"):
+            (row,) = rank_pool.run(ERROR, ranks=1, flags=f"--train-iters 1 --eval-iters 0 {flag} {tmp_path}")
+            assert row.startswith(f"UserError: {flag}: another run (process {os.getpid()} on ")
+    finally:
+        lock.release()
+    flags = f"--train-iters 1 --eval-iters 0 --save {tmp_path} --metrics-dir {tmp_path}"
+    assert rank_pool.run(ROW, ranks=1, flags=flags)[0]["code"] == 0
+    assert not (tmp_path / FILE_NAME).exists()
+
+
+def test_a_folder_that_cannot_be_made(rank_pool: RankPool) -> None:
+    rows = rank_pool.run(ERROR, ranks=2, flags="--train-iters 1 --eval-iters 0 --save /proc/none")
+    assert all(row.startswith("UserError: --save: cannot write to /proc/none") for row in rows)

@@ -56,6 +56,9 @@ def apply_model_from_hf(args: Namespace) -> str:
     found = hf_arguments(family, config, where, noop_layers=args.noop_layers or ())
     _check_given(args, found, where)
     found |= _dropouts(config)
+    if args.moe_router_load_balancing_type in ("none", "sinkhorn"):
+        # Then there is no such loss, whatever its coefficient was.
+        found.pop("moe_aux_loss_coeff", None)
     taken = {name: value for name, value in found.items() if name not in args.given}
     if not any(name in args.given for name in _TOKENIZER_FLAGS) and any(
         (folder / name).is_file() for name in _TOKENIZER_FILES

@@ -81,6 +81,11 @@ _FUNCTION = {
         "--norm-topk-prob",
     )
 }
+# What decides which sample has which number.
+_SAMPLES = {
+    flag: _or_none(flag.lstrip("-").replace("-", "_"), lambda value: tuple(value) if isinstance(value, list) else value)
+    for flag in ("--seq-length", "--seed", "--split", "--data-path", "--train-data-path", "--mock-data")
+}
 _VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
 # What a rank file of format torch is bound to.
 _TOPOLOGY: dict[str, Getter] = {
@@ -94,6 +99,7 @@ _TOPOLOGY: dict[str, Getter] = {
     "--num-layer-list": _or_none("num_layer_list", _numbers),
     "--noop-layers": _or_none("noop_layers", _numbers),
     "--moe-grouped-gemm": lambda a: a.get("num_experts") and a.get("moe_grouped_gemm"),
+    "--padded-vocab-size": _of("padded_vocab_size"),
 }
 
 
@@ -120,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def check_structure(saved: Mapping[str, Any], args: Namespace, folder: Path) -> str | None:
-    """The line to log about what else differs, or None.
+    """The text to log about what else differs, or None.
 
     Raises:
         UserError: the checkpoint is of a model of another structure; names flags and values.
@@ -130,8 +136,15 @@ def check_structure(saved: Mapping[str, Any], args: Namespace, folder: Path) -> 
             f"--load {folder}: the checkpoint is of another model: {', '.join(wrong)}; set the flags as they were, or "
             "name another checkpoint"
         )
-    changed = _differences(_FUNCTION, saved, args)
-    return f"flags that differ from those of the checkpoint: {', '.join(changed)}" if changed else None
+    notices = []
+    if changed := _differences(_FUNCTION, saved, args):
+        notices.append(f"flags that differ from those of the checkpoint: {', '.join(changed)}")
+    if not args.finetune and (changed := _differences(_SAMPLES, saved, args)):
+        notices.append(
+            f"the samples are not those of the checkpoint ({', '.join(changed)}): the run goes on at the same number, "
+            "so that some come twice and others never (--finetune starts with the first)"
+        )
+    return "; ".join(notices) or None
 
 
 def check_topology(saved: Mapping[str, Any], args: Namespace, folder: Path) -> None:

@@ -102,7 +102,7 @@ def named_blends(args: Namespace) -> list[Blend]:
     if args.data_path:
         if each:
             raise UserError(f"--data-path is for all of training, validation and test; leave it or {each[0]} out")
-        parse_split(args.split or DEFAULT_SPLIT)
+        parse_split(args.split or DEFAULT_SPLIT, "--split")
         return [_blend("--data-path", args.data_path, SPLITS)]
     if args.split is not None:
         raise UserError(f"--split {args.split} cuts the files of --data-path, but {each[0]} is given; leave one out")
@@ -156,8 +156,8 @@ def _split_parts(blend: Blend, readers: Sequence[IndexedReader], args: Namespace
     UserError where that happens to training, or to a part that was asked for.
     """
     everything = [range(len(reader)) for reader in readers]
-    cut = [split_documents(len(reader), args.split or DEFAULT_SPLIT) for reader in readers]
-    shares = dict(zip(SPLITS, parse_split(args.split or DEFAULT_SPLIT), strict=True))
+    cut = [split_documents(len(reader), args.split or DEFAULT_SPLIT, "--split") for reader in readers]
+    shares = dict(zip(SPLITS, parse_split(args.split or DEFAULT_SPLIT, "--split"), strict=True))
     is_cut = len(blend.splits) > 1
     found = []
     for number, split in enumerate(SPLITS):

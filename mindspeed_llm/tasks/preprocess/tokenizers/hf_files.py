@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_llm.errors import UserError
+from mindspeed_llm.errors import UserError, in_one_line
 from mindspeed_llm.tasks.preprocess.tokenizers.rust_tokenizer import RustTokenizer, hash_of_files
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def load_with_transformers(name_or_path: str, *, trust_remote_code: bool = False
         return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code, use_fast=use_fast)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         raise UserError(
-            f"tokenizer {name_or_path}: transformers cannot load it ({type(error).__name__}: {error}); expected a "
-            f"directory with {TOKENIZER_FILE} and {CONFIG_FILE}, or with the files of its tokenizer class"
+            f"tokenizer {name_or_path}: transformers cannot load it ({type(error).__name__}: {in_one_line(error)}); "
+            f"expected a directory with {TOKENIZER_FILE} and {CONFIG_FILE}, or with the files of its tokenizer class"
         ) from error
 
 

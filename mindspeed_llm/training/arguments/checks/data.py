@@ -38,7 +38,9 @@ def check_data(args: Namespace) -> None:
     if each and args.train_data_path is None:
         raise UserError(f"{_flag(each[0])} is given, but --train-data-path is not; give it, too")
     has_valid = (
-        bool(args.valid_data_path) if each else args.mock_data or parse_split(args.split or DEFAULT_SPLIT)[1] > 0
+        bool(args.valid_data_path)
+        if each
+        else args.mock_data or parse_split(args.split or DEFAULT_SPLIT, "--split")[1] > 0
     )
     if args.eval_iters and not has_valid:
         if "eval_iters" in args.given:

@@ -45,7 +45,7 @@ DATA = Group(
         ),
         switch("--no-shared-storage", "nodes share no disk: each makes its own sample indexes.", _DATA),
         value("--num-workers", count, 2, "threads that read samples ahead; 0: none.", _DATA),
-        switch("--reset-position-ids", "count positions anew in each document of a sample.", _DATA),
+        switch("--reset-position-ids", "count learned positions anew in each document of a sample.", _DATA),
         switch("--eod-mask-loss", "no loss where the end of a document is the input.", _DATA),
         value(
             "--handler-name",

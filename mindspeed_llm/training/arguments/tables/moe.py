@@ -67,8 +67,8 @@ ROUTER = Group(
             "--moe-router-load-balancing-type",
             str,
             "aux_loss",
-            "what keeps the load of experts even: a loss over a micro batch, over a sequence, over the global batch, "
-            "Sinkhorn's assignment, or nothing.",
+            "what keeps the load of experts even: a loss over a micro batch, over a sequence, over the micro batches "
+            "of a step so far, Sinkhorn's assignment, or nothing.",
             _CONFIG,
             choices=("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"),
         ),

@@ -143,7 +143,7 @@ PRECISION = Group(
             "--no-check-for-nan-in-loss-and-grad",
             "check_for_nan_in_loss_and_grad",
             "go on after a loss or a gradient that is not finite.",
-            "training.loop training.setup",
+            "training.loop",
         ),
     ),
 )

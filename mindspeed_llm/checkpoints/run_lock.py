@@ -17,8 +17,8 @@ FILE_NAME = ".run.lock"
 
 
 @contextlib.contextmanager
-def run_lock(output_dir: Path) -> Iterator[None]:
-    """Hold the lock of `output_dir`, which is made where it is missing (a collective).
+def run_lock(folder: Path, setting: str) -> Iterator[None]:
+    """Hold the lock of `folder`, which is made where it is missing (a collective). `setting` is what people call it.
 
     Rank 0 takes it, then the first rank of every other node: where that one finds the lock of its own run, the nodes
     see one folder; where nobody holds it, the node has a disk of its own.
@@ -30,11 +30,11 @@ def run_lock(output_dir: Path) -> Iterator[None]:
     names: list[str] = [uuid.uuid4().hex]
     dist.broadcast_object_list(names, src=0, group=group)
     lock = FileLock(
-        output_dir / FILE_NAME, without_locks="nothing keeps a second run out; do not start two with one output_dir"
+        folder / FILE_NAME, without_locks=f"nothing keeps a second run out; do not start two with one {setting}"
     )
     try:
         for leads in (distributed.rank() == 0, distributed.rank() != 0 and distributed.local_rank() == 0):
-            problem = _take(lock, output_dir, names[0]) if leads else None
+            problem = _take(lock, folder, setting, names[0]) if leads else None
             problems: list[str | None] = [None] * distributed.world_size()
             dist.all_gather_object(problems, problem, group=group)
             if found := [text for text in problems if text is not None]:
@@ -47,18 +47,17 @@ def run_lock(output_dir: Path) -> Iterator[None]:
             lock.release()
 
 
-def _take(lock: FileLock, output_dir: Path, run: str) -> str | None:
+def _take(lock: FileLock, folder: Path, setting: str, run: str) -> str | None:
     """Take the lock; returns what stands against it."""
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lock.take(run)
     except LockIsHeld as held:
         if held.note == run:
             return None
         return (
-            f"training.output_dir: another run ({held.holder}) is writing to {output_dir}; wait for its end, or name "
-            "another output_dir"
+            f"{setting}: another run ({held.holder}) is writing to {folder}; wait for its end, or name another folder"
         )
     except OSError as error:
-        return f"training.output_dir: cannot write to {output_dir} ({error}); choose another folder"
+        return f"{setting}: cannot write to {folder} ({error}); choose another folder"
     return None
