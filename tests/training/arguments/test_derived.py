@@ -170,6 +170,13 @@ def test_evaluation_without_data(flags: str, iterations: int, notice: str | None
         ("--moe-router-topk 2", ["--moe-router-topk has no effect without --num-experts"]),
         (f"{EXPERTS} --moe-router-topk 2", []),
         ("--min-lr 0 --lr-decay-style constant", ["--min-lr has no effect with --lr-decay-style constant"]),
+        (
+            "--reset-position-ids --position-embedding-type rope --tokenizer-name-or-path x",
+            [
+                "--reset-position-ids has no effect unless --position-embedding-type is learned_absolute (rotary "
+                "positions say distances alone, and --reset-attention-mask keeps documents apart)"
+            ],
+        ),
         ("--no-save-optim", ["--no-save-optim has no effect without --save"]),
         ("--sgd-momentum 0.5", ["--sgd-momentum has no effect with --optimizer adam"]),
         ("--eval-interval 5 --eval-iters 0", ["--eval-interval has no effect with --eval-iters 0"]),

@@ -136,6 +136,14 @@ def test_flags_that_contradict_are_refused(tmp_path: Path, toy: str, flags: str,
     assert f"flags contradict {folder / 'config.json'}" in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["none", "sinkhorn"])
+def test_no_weight_for_a_loss_that_there_is_not(tmp_path: Path, kind: str) -> None:
+    folder = save_config(tmp_path, "qwen3_moe")
+    args, text = from_hf(folder, f"--moe-router-load-balancing-type {kind}")
+    validate(args, 1)
+    assert args.moe_aux_loss_coeff == 0 and "--moe-aux-loss-coeff" not in text
+
+
 def test_layers_without_effect_come_on_top(tmp_path: Path) -> None:
     folder = save_config(tmp_path, "qwen3_moe", decoder_sparse_step=2)
     args, _ = from_hf(folder, "--noop-layers 0,5 --num-layers 6")

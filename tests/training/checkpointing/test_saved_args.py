@@ -97,3 +97,31 @@ def test_what_changes_the_function() -> None:
         "flags that differ from those of the checkpoint: --rotary-base 10000 instead of 500000, --norm-epsilon 1e-05 "
         "instead of 1e-06"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--seq-length 16", "--seq-length 16 instead of 32"),
+        ("--seed 5", "--seed 5 instead of 1234"),
+    ],
+)
+def test_other_samples_are_reported(flags: str, said: str) -> None:
+    notice = check_structure(saved(), arguments(flags), FOLDER)
+    assert notice is not None
+    assert notice.startswith(
+        f"the samples are not those of the checkpoint ({said}): the run goes on at the same number"
+    )
+    assert check_structure(saved(), arguments(f"{flags} --finetune --load x"), FOLDER) is None
+
+
+def test_lists_of_data_are_compared_as_lists() -> None:
+    args = arguments().__dict__ | {"data_path": ("0.3", "a"), "mock_data": False}
+    notice = check_structure(saved(data_path=["0.3", "b"], mock_data=False), Namespace(**args), FOLDER)
+    assert notice is not None and "(--data-path 0.3,a instead of 0.3,b)" in notice
+    assert check_structure(saved(data_path=["0.3", "a"], mock_data=False), Namespace(**args), FOLDER) is None
+
+
+def test_rank_files_with_another_padding_of_the_vocabulary() -> None:
+    with pytest.raises(UserError, match="--padded-vocab-size 512 instead of 509"):
+        check_topology(saved(padded_vocab_size=509), arguments(), FOLDER)
