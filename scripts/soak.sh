@@ -87,7 +87,7 @@ job_convert_grid() {
 job_whole_grids() {
     [ $# -gt 0 ] || set -- tests/tasks/models tests/training tests/core
     setup_environment "$here" dev
-    OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q "$@"
+    OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q -n 2 --dist loadfile "$@"
 }
 
 job_mcore_kill() {

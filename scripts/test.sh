@@ -34,5 +34,7 @@ say "pytest"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
-"$PY" -m pytest --junitxml="$report" ${arguments[@]+"${arguments[@]}"}
+# Files of tests are shared out over the cores, up to four; each share has a pool of ranks of its own.
+shares=$(nproc)
+"$PY" -m pytest -n "$((shares < 4 ? shares : 4))" --dist loadfile --junitxml="$report" ${arguments[@]+"${arguments[@]}"}
 "$PY" scripts/count_tests.py "$report"

@@ -1,13 +1,15 @@
 """Calls into torch_npu bind to the library's signatures, read from the syntax tree: nothing here needs an NPU.
 
-EXPECTED is our own list of what we rely on. Where the environment variable MINDSPEED_TORCH_NPU_FOLDER names the folder
-of an unpacked torch_npu wheel (never installed, only read), the list itself is checked against it.
+EXPECTED is our own list of what we rely on. The list itself is checked against the torch_npu wheel that goes with this
+torch (only read, never installed), and our wrappers run on the wheel's meta kernels.
 """
 
 from __future__ import annotations
 
 import ast
-import os
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import yaml
 
 import mindspeed_llm.platform
 from tests.platform import npu_stub
+from tests.platform.npu_wheel import unpacked_wheel
 
 PLATFORM = Path(mindspeed_llm.platform.__file__).parent
 
@@ -132,11 +135,11 @@ def test_a_wrong_call_is_found(code: str, reason: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
-    folder = os.environ.get("MINDSPEED_TORCH_NPU_FOLDER")
-    if not folder:
-        pytest.skip("MINDSPEED_TORCH_NPU_FOLDER does not name an unpacked torch_npu wheel")
-    return Path(folder) / "torch_npu"
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, reason = unpacked_wheel(tmp_path_factory.mktemp("torch_npu"))
+    if folder is None:
+        pytest.skip(reason)
+    return folder
 
 
 def _library_schemas(wheel: Path) -> dict[str, list[torch._C.FunctionSchema]]:
@@ -191,3 +194,34 @@ def test_expected_profiler_is_the_librarys(wheel: Path) -> None:
         [definition] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
         members = {target.id for item in definition.body if isinstance(item, ast.Assign) for target in item.targets}
         assert EXPECTED_ATTRIBUTES[f"profiler.{name}"] <= members
+
+
+def test_our_wrappers_pass_the_librarys_meta_kernels(wheel: Path, repository: Path) -> None:
+    """Shapes and dtypes of all operators, and faults that must not pass."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.platform.npu_meta", wheel],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    bf16, fp32 = "torch.bfloat16", "torch.float32"
+    expected = {
+        "rms_norm": [[2, 5, 48], bf16],
+        "rms_norm of two types": [[2, 5, 48], fp32],
+        "rms_norm with an offset": [[2, 5, 48], bf16],
+        "rotate": [[2, 6, 9, 16], bf16],
+        "rotate a part": [[2, 6, 9, 16], bf16],
+        "swiglu": [[7, 88], bf16],
+        "attention": [[2, 6, 9, 16], bf16],
+        "causal attention": [[2, 6, 9, 16], bf16],
+        "attention with a mask": [[2, 6, 9, 16], bf16],
+    }
+    assert {name: results.get(name) for name in expected} == expected
+    faults = {name: text for name, text in results.items() if name not in expected}
+    assert len(faults) == 3
+    assert "Unknown keyword argument 'eps'" in faults["wrong keyword"]
+    assert "missing value for argument 'r2'" in faults["too few arguments"]
+    assert "Expected a value of type 'int' for argument 'dim'" in faults["wrong type of an argument"]
