@@ -1,4 +1,7 @@
-"""The torch_npu wheel as a folder to read from. It is never installed: beside torch it breaks `import torch` without CANN."""
+"""The torch_npu wheel as a folder to read from.
+
+It is never installed: beside torch it breaks `import torch` where CANN is missing.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,8 @@ def unpacked_wheel(scratch: Path) -> tuple[Path | None, str]:
     if folder := os.environ.get(FOLDER):
         return Path(folder) / "torch_npu", ""
     version = torch.__version__.partition("+")[0]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        f"torch_npu=={version}",
-        "--no-deps",
-        "--quiet",
-        "--dest",
-        scratch,
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
+    command.append(f"torch_npu=={version}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S)
     except subprocess.TimeoutExpired:
