@@ -11,6 +11,7 @@ kills the pool: the error then holds the Python stack of every rank, and the nex
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -26,9 +27,12 @@ import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 MAX_RANKS = 4
+_MANY_THREADS = 30
+_HOOK = "DistributedDataParallel._make_backward_post_hook.<locals>.hook"
 _HOST = "127.0.0.1"
 
 
@@ -82,14 +86,29 @@ def _run_row(row: Row, rank: int) -> Any:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        # Each group has threads of its own, which end with the last reference to it; models and their hooks refer to
-        # groups and to one another in circles.
         if "megatron.core" in sys.modules:
-            rotary = sys.modules["megatron.core.models.common.embeddings.rotary_pos_embedding"]
-            rotary.RotaryEmbedding.forward.cache_clear()  # which remembers modules, too
-            gc.collect()
+            _let_models_go()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _let_models_go() -> None:
+    """Each process group has threads of its own, which end with the last reference to it; models and their hooks refer
+    to groups and to one another in circles.
+    """
+    rotary = sys.modules["megatron.core.models.common.embeddings.rotary_pos_embedding"]
+    rotary.RotaryEmbedding.forward.cache_clear()  # which remembers modules, too
+    gc.collect()
+    if len(os.listdir("/proc/self/task")) < _MANY_THREADS:
+        return
+    # Circles through torch's graph, which Python does not see: a chunk refers to tensors with a graph (views of an
+    # optimizer, probabilities of a router), they to nodes, those to hooks, and a hook to its chunk.
+    for thing in gc.get_objects():
+        if isinstance(thing, FunctionType) and thing.__qualname__ == _HOOK:
+            for cell in thing.__closure__ or ():
+                with contextlib.suppress(ValueError):  # empty already
+                    del cell.cell_contents
+    gc.collect()
 
 
 def _worker(rank: int, connection: multiprocessing.connection.Connection, stack_file: str) -> None:
