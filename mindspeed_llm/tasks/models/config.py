@@ -109,6 +109,8 @@ def _parallelism(args: Namespace, dtype: torch.dtype) -> dict[str, Any]:
         "pipeline_dtype": dtype,
         "overlap_p2p_comm": overlap,
         "batch_p2p_comm": not overlap,
+        # Only then stages tell each other shapes, which takes a message.
+        "variable_seq_lengths": args.variable_seq_lengths and args.pipeline_model_parallel_size > 1,
     }
 
 

@@ -62,6 +62,11 @@ NO_EFFECT: dict[str, Inert] = {
     ),
     "--no-create-attention-mask-in-dataloader": Inert(reason="attention builds the causal mask itself"),
     "--no-mmap-bin-files": Inert(reason="data files are always mapped"),
+    "--cut-max-seqlen": Inert(reason="samples are always cut to --seq-length"),
+    "--tokenizer-padding-side": Inert(
+        reason="rows are filled up behind their samples",
+        parsing={"type": one_of(("right",)), "metavar": "right"},
+    ),
     "--dataloader-type": Inert(
         reason="samples are read in one order, which the sample index says",
         parsing={"type": one_of(("single",)), "metavar": "single"},
@@ -131,6 +136,7 @@ IDLE: dict[str, Idle] = {
         "--moe-token-dispatcher-type",
         "--norm-topk-prob",
     ),
+    **_without("--variable-seq-lengths", "--pad-to-multiple-of"),
     **_without("--manual-gc", "--manual-gc-interval", "--no-manual-gc-eval"),
     **_without("--overlap-grad-reduce", "--no-align-grad-reduce"),
     **_without("--overlap-param-gather", "--no-align-param-gather"),
