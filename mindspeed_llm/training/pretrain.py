@@ -64,7 +64,8 @@ def _train(args: Namespace, task: Task) -> int:
         make_folder(Path(folder))
     weights = hf_directory(args)
     model = build_training_model(args, hf_weights=weights)
-    state = (load_checkpoint(args, model) if args.load and weights is None else None) or TrainState()
+    goes_on = (args.load and weights is None) or args.lora_load
+    state = (load_checkpoint(args, model) if goes_on else None) or TrainState()
     progress = None
     if state.iteration:
         progress = Progress(

@@ -5,7 +5,11 @@ from __future__ import annotations
 _PAIRS = "training on preference pairs is not available in this backend yet"
 _REINFORCED = "reward models and reinforcement learning are not available"
 _CUT = "a sample that is too long is cut to --seq-length, or left out where no answer remains; prompts are never cut"
-_LORA = "LoRA is not available in this backend yet"
+_LU_LORA = (
+    "LU-LoRA, which trains layers without backpropagation, is not available; --lora-target-modules trains adapters"
+)
+_LORA_EXPORT = "convert_ckpt_v2.py --save-lora-to-hf writes an adapter in PEFT's files after the run"
+_LORA_MORE = "adapters alone are trained, no modules beside them; leave it out, or train all weights"
 _LATENT = "multi-head latent attention is not available yet"
 _INDEXER = "the sparse indexer of DeepSeek-V3.2 and its successors is not available yet"
 _MTP = "multi-token prediction is not available yet"
@@ -42,11 +46,9 @@ NOT_YET: dict[str, str] = {
     ),
     **_rows(_CUT, "no-cut-token"),
     **_rows("training reads token ids and labels alone", "dataset-additional-keys"),
-    **_rows(
-        _LORA,
-        "lora-target-modules lora-load lora-r lora-alpha lora-modules-to-save lora-register-forward-hook lora-fusion "
-        "lora-ckpt-filter lu-lora-final-layer-index lu-lora-lr lu-lora-lr-ratio save-lora-to-hf",
-    ),
+    **_rows(_LU_LORA, "lu-lora-final-layer-index lu-lora-lr lu-lora-lr-ratio"),
+    **_rows(_LORA_EXPORT, "save-lora-to-hf"),
+    **_rows(_LORA_MORE, "lora-modules-to-save"),
     **_rows(
         _LATENT,
         "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim padded-base-length "
