@@ -44,7 +44,8 @@ def transformer_config(args: Namespace) -> LlmConfig:
     return LlmConfig(
         **_sizes(args),
         **_parallelism(args, dtype),
-        **(_moe(args) if args.num_experts else {}),
+        # megatron-core refuses its own default where sequences vary in length, also without experts.
+        **(_moe(args) if args.num_experts else {"moe_token_dispatcher_type": "alltoall"}),
         **_recompute(args),
         **_layers(args),
         normalization=args.normalization,
