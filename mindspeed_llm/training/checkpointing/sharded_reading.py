@@ -127,10 +127,11 @@ def load(
         loaded = restored()
         merge(loaded, plain)
         apply_factory_merges(loaded, factories)
+        # A stage without adapters may have nothing to load, and nothing to train.
         for name, module in zip(chunks, model.modules, strict=True):
-            _copy_where_not_in_place(loaded[name], dict(module.state_dict(keep_vars=True)))
+            _copy_where_not_in_place(loaded.get(name, {}), dict(module.state_dict(keep_vars=True)))
         for index, part in enumerate(parts if optimizer else ()):
-            state = loaded[OPTIMIZER].get(index, {})
+            state = loaded.get(OPTIMIZER, {}).get(index, {})
             if isinstance(part, DistributedOptimizer):
                 whole = wholes[index] or {}
                 fill_shards(part, dict(zip(whole, (state[number] for number in range(len(whole))), strict=True)))
