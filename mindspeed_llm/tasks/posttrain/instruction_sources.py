@@ -5,6 +5,7 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ from mindspeed_llm.training.data.content import check_content
 from mindspeed_llm.training.data.sources import Blend, named_blends
 from mindspeed_llm.training.data.tokens import TokenRules, named_tokenizer, vocabulary_of
 
+_LOG = logging.getLogger("mindspeed_llm")
+_OF_RECORDS = ("handler_name", "map_keys", "enable_thinking", "drop_thinking", "reasoning_effort", "mask_history")
+
 
 def check_instructions(args: Namespace) -> None:
     """Check all that can be checked before data are worked through.
@@ -36,6 +40,8 @@ def check_instructions(args: Namespace) -> None:
         for name in blend.names:
             if isinstance(name, Path):
                 check_prepared(blend.flag, CutSampleSet(name, args.seq_length), args, tokenizer)
+                if idle := [f"--{flag.replace('_', '-')}" for flag in _OF_RECORDS if flag in args.given]:
+                    _LOG.info("%s %s: no effect from %s, its samples are made", blend.flag, name, ", ".join(idle))
             else:
                 name.check(args, tokenizer)
 
@@ -64,28 +70,28 @@ def check_prepared(flag: str, samples: SampleSet, args: Namespace, tokenizer: To
     content = read_content(prefix)
     if not content:
         return
-    if content["pack"] and content["seq_length"] > args.seq_length:
+    if content.get("pack") and content["seq_length"] > args.seq_length:
         raise UserError(
             f"{flag}: the rows of {prefix} are packed to {content['seq_length']} tokens, more than --seq-length "
             f"{args.seq_length}; give --seq-length {content['seq_length']}, or pack the data anew"
         )
     for name in ("pack", "neat_pack"):
-        if getattr(args, name) and not content[name]:
+        if getattr(args, name) and not content.get(name):
             words = name.replace("_", "-")
             raise UserError(
                 f"--{words}: {prefix} was made without; leave it out, or preprocess the data again with --{words}"
             )
-    if content["neat_pack"] and not args.reset_attention_mask:
+    if content.get("neat_pack") and not args.reset_attention_mask:
         warn_once(
             f"{flag}: {prefix} was made with --neat-pack, but without --reset-attention-mask the samples of a row see "
             "each other"
         )
-    if content["pack"] and not content["neat_pack"] and args.reset_attention_mask:
+    if content.get("pack") and not content.get("neat_pack") and args.reset_attention_mask:
         warn_once(
             f"{flag}: --reset-attention-mask has no effect on {prefix}: made without --neat-pack, it does not say "
             "where the samples of a row begin"
         )
-    made, options = content["prompt_type"], content["options"]
+    made, options = content.get("prompt_type"), content["options"]
     if args.prompt_type is not None and made != args.prompt_type:
         warn_once(f"{flag}: --prompt-type {args.prompt_type} has no effect: {prefix} was made with {made}")
     if tokenizer is not None and options.get("tokenizer") not in (None, tokenizer.identity()):

@@ -20,7 +20,7 @@ from mindspeed_llm.training.data.datasets import Progress
 from mindspeed_llm.training.data.sources import check_data
 from tests.support.tokenizers import byte_tokenizer
 from tests.tasks.posttrain.conversations import make_records, make_tokenizer, rendered, write_records
-from tests.training.arguments.lines import DENSE, arguments
+from tests.training.arguments.lines import DENSE, EXPERTS, arguments
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 BASE = DENSE.replace("--mock-data", "").replace("--train-iters 10", "--train-iters 5")
@@ -225,6 +225,34 @@ def test_packs_that_do_not_fit_the_flags(tmp_path: Path, data: Path) -> None:
 def test_mistakes_in_flags(line: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         main(shlex.split(f"{BASE} {line}"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1", "needs more than 2 stages"),
+        (
+            f"{EXPERTS.replace('alltoall', 'allgather')} --expert-model-parallel-size 2",
+            "different lengths, which --moe-token-dispatcher-type allgather cannot send; use alltoall",
+        ),
+    ],
+)
+def test_lengths_that_vary_where_they_cannot(words: str, message: str) -> None:
+    line = f"--stage sft --data-path x --global-batch-size 8 {words}"
+    arguments(line, base=BASE, world_size=2)
+    with pytest.raises(UserError, match=f"--no-pad-to-seq-lengths.*{message}"):
+        arguments(f"{line} --no-pad-to-seq-lengths", base=BASE, world_size=2)
+
+
+def test_lengths_divide_over_the_ranks_of_a_sequence() -> None:
+    words = "--stage sft --data-path x --no-pad-to-seq-lengths --sequence-parallel --tensor-model-parallel-size 2"
+    assert arguments(f"{words} --pad-to-multiple-of 3", base=BASE, world_size=2).pad_to_multiple_of == 6
+
+
+def test_flags_of_records_are_said_to_have_no_effect(data: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mindspeed_llm")
+    check_instructions(flags(data, "--handler-name AlpacaStyleInstructionHandler --enable-thinking true"))
+    assert "no effect from --handler-name, --enable-thinking, its samples are made" in caplog.text
 
 
 def test_pretraining_refuses_the_flags_of_fine_tuning() -> None:
