@@ -32,26 +32,38 @@ def peft_reference(model: str, adapter: str, samples: list[Any]) -> Trace:
     """PEFT, AdamW and a plain loop; the weights are those of the adapter, by the names that PEFT has within a model."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, experts_implementation="eager")
     adapted = PeftModel.from_pretrained(base, adapter, is_trainable=True).train()
-    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
+    trace = plain_loop(adapted, samples)
+    trace.weights = {
+        name.removeprefix("base_model.model."): p.detach().clone()
+        for name, p in adapted.named_parameters()
+        if p.requires_grad
+    }
+    return trace
+
+
+def plain_loop(model: Any, samples: list[Any]) -> Trace:
+    """AdamW on what needs a gradient, decay on matrices; without weights."""
+    trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
-        trained.values(),
+        [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": RECIPE["weight_decay"]},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        ],
         lr=RECIPE["lr"],
         betas=RECIPE["betas"],
         eps=RECIPE["eps"],
-        weight_decay=RECIPE["weight_decay"],
     )
     trace = Trace()
     for step in range(STEPS):
         batch = collate(samples[step * GLOBAL_BATCH : (step + 1) * GLOBAL_BATCH])
-        logits = adapted(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained.values(), RECIPE["clip"])
+        norm = torch.nn.utils.clip_grad_norm_(trained, RECIPE["clip"])
         optimizer.step()
         optimizer.zero_grad()
         trace.losses.append(loss.item())
         trace.grad_norms.append(norm.item())
-    trace.weights = {name.removeprefix("base_model.model."): p.detach().clone() for name, p in trained.items()}
     return trace
 
 
@@ -105,6 +117,39 @@ def test_training_adapters_equals_peft(
         assert torch.equal(tensor, source[name]), name
     trace.weights = {name: tensor for name, tensor in trace.weights.items() if is_adapter(name)}
     assert_parity(trace, peft_reference(str(folder), adapter, samples))
+
+
+@pytest.mark.parametrize(("ranks", "recompute"), [(1, True), (2, True)])
+def test_training_around_frozen_modules_equals_transformers(
+    rank_pool: RankPool, tmp_path: Path, ranks: int, recompute: bool
+) -> None:
+    folder = save_toy("llama", tmp_path / "model")
+    samples = make_samples(count=STEPS * GLOBAL_BATCH, vocabulary=509)
+    frozen = ("model.embed_tokens.", "model.layers.0.", "model.layers.1.", "model.layers.3.mlp.")
+    patterns = ["model.embed_tokens", "model.layers.{0-1}", "model.layers.3.mlp"]
+    sections = {
+        "model": {"freeze_modules": patterns, "init_model_with_meta_device": ranks > 1},
+        "parallel": {"recompute": recompute},
+        "training": {"per_device_train_batch_size": GLOBAL_BATCH // ranks},
+    }
+    rows = rank_pool.run(
+        "tests.distributed.rows:train",
+        ranks=ranks,
+        folder=str(folder),
+        samples=samples,
+        steps=STEPS,
+        sections=sections,
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    source = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen))
+    expected = plain_loop(model, samples)
+    expected.weights = dict(model.state_dict())
+    trace = rows[0]["trace"]
+    assert_parity(trace, expected)
+    changed = {name for name, tensor in trace.weights.items() if not torch.equal(tensor, source[name])}
+    assert changed == {name for name in source if not name.startswith(frozen)}
 
 
 def lora_config(place: Path, name: str, model: dict[str, Any], **training: Any) -> str:
