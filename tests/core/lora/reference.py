@@ -80,6 +80,7 @@ class Added(nn.Module):
                 a = nn.Parameter(adapter[f"{shared[0]}.lora_A.weight"].clone())
                 for module in shared:
                     self.halves[module] = (a, nn.Parameter(adapter[f"{module}.lora_B.weight"].clone()))
+        self.kept = nn.ParameterList(self.trained().values())
 
     def trained(self) -> dict[str, nn.Parameter]:
         """By the names of PEFT; an A that is shared by the first that has it."""
@@ -89,7 +90,7 @@ class Added(nn.Module):
             found[id(b)] = (f"{module}.lora_B.weight", b)
         return dict(found.values())
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
         """As the model."""
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         stacks: dict[str, list[Tensor]] = {}
@@ -108,7 +109,7 @@ class Added(nn.Module):
                 whole = torch.cat([added, whole[half:]]) if top.start == 0 else torch.cat([whole[:half], added])
             stack[int(number)] = own + whole
         weights |= {name: torch.stack(stack) for name, stack in stacks.items()}
-        return torch.func.functional_call(self.model, weights, kwargs=inputs)
+        return torch.func.functional_call(self.model, weights, (input_ids,), inputs)
 
 
 def train(model: Any, trained: Mapping[str, nn.Parameter], samples: Sequence[Sample], *, steps: int) -> Trace:

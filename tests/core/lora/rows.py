@@ -124,11 +124,25 @@ def _sizes(model: Any) -> dict[str, int]:
     }
 
 
-def initial(*, folder: str, flags: list[str]) -> list[dict[str, Tensor]]:
-    """What adapters begin with."""
-    with running(folder, flags, {}) as args:
-        from mindspeed_llm.core.lora.attach import adapter_parameters
-        from mindspeed_llm.training.setup import build_training_model
+def logits(*, folder: str, flags: list[str], lora: list[str]) -> dict[str, Tensor]:
+    """The logits of this rank for some tokens: of the model, of it with adapters, and of that without them."""
+    from tests.tasks.models.rows import run_schedule
 
-        model = build_training_model(args, hf_weights=Path(folder))
-        return [_copies(adapter_parameters(module)) for module in model.modules]
+    ids = torch.arange(3, 67).view(2, 32)
+    found: dict[str, Tensor] = {}
+    for name, words in (("model", flags), ("adapted", [*flags, *lora])):
+        with running(folder, words, {}) as args:
+            from mindspeed_llm.core.lora.attach import without_adapters
+            from mindspeed_llm.training.checkpointing import load_checkpoint
+            from mindspeed_llm.training.setup import build_training_model
+
+            model = build_training_model(args, hf_weights=Path(folder))
+            if args.lora_load:
+                load_checkpoint(args, model)
+            modules = [module.eval() for module in model.modules]
+            found[name] = torch.cat(run_schedule(modules, args, ids))
+            if name == "adapted":
+                with without_adapters(modules):
+                    found["without"] = torch.cat(run_schedule(modules, args, ids))
+                found["again"] = torch.cat(run_schedule(modules, args, ids))
+    return found

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from mindspeed_llm.tasks.checkpoint.main import main as convert
 from tests.core.lora import reference
@@ -45,13 +44,15 @@ def expect_same(found: list[dict[str, Any]], whole: list[dict[str, Any]], *, ste
             assert all(torch.equal(chunk[name], value) for name, value in expected.items())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("toy", "ranks", "targets", "flags"),
     [
         ("llama", 2, PARTS, [TP, "2", SP]),
         ("qwen3_moe", 2, MOE, [EP, "2", *GROUPED, *OVERLAPS]),
         ("llama_tied", 2, FUSED, ["--pipeline-model-parallel-size", "2", "--noop-layers", "0,1,2,3"]),
+        ("llama", 2, PARTS, ["--bf16", "--reuse-fp32-param", *OVERLAPS]),
+        ("qwen3_moe", 2, MOE[1:], [EP, "2", *GROUPED, "--use-distributed-optimizer"]),
     ],
 )
 def test_goes_on_bit_for_bit(
@@ -92,10 +93,15 @@ def test_other_ranks_go_on_from_a_distributed_checkpoint(rank_pool: RankPool, tm
         assert (after[name] - values).norm() / values.norm() < 1e-5, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("toy", "ranks", "targets", "flags"),
-    [("llama", 2, PARTS, [TP, "2", SP]), ("llama", 2, FUSED, [TP, "2"])],
+    [
+        ("llama", 2, PARTS, [TP, "2", SP]),
+        ("llama", 2, FUSED, [TP, "2"]),
+        ("qwen3_moe", 2, PARTS, [EP, "2", *ALLTOALL]),
+        ("qwen3_moe", 2, FUSED, [EP, "2", *GROUPED]),
+    ],
 )
 def test_peft_reads_what_was_trained(
     rank_pool: RankPool, tmp_path: Path, toy: str, ranks: int, targets: list[str], flags: list[str]
@@ -121,8 +127,13 @@ def test_peft_reads_what_was_trained(
         with torch.no_grad():
             return found.double().eval()(torch.arange(3, 67).view(2, 32)).logits
 
-    unmerged = logits(reference.with_peft(model, tmp_path / "peft"))
-    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32))
+    if toy == "llama":
+        unmerged = logits(reference.with_peft(model, tmp_path / "peft"))
+    else:
+        # Transformers stacks experts, where peft finds no layers.
+        tensors = {name.removeprefix("base_model.model."): value for name, value in found.items()}
+        unmerged = logits(reference.Added(model, tensors, targets))
+    merged = logits(reference.load(tmp_path / "merged"))
     before = logits(reference.load(model))
     assert (merged - before).abs().max() > 0.01 * before.std()
     assert (merged - unmerged).abs().max() < 1e-5 * unmerged.std()

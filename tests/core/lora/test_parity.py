@@ -158,9 +158,11 @@ def test_equals_peft(
     ],
     ids=name_of,
 )
-def test_mutants_are_caught(rank_pool: RankPool, cases: Any, mutant: str, targets: list[str], flags: list[str]) -> None:
+def test_mutants_are_caught(
+    rank_pool: RankPool, cases: Any, mutant: str, ranks: int, targets: list[str], flags: list[str]
+) -> None:
     case = cases("llama", targets)
-    rows = run(rank_pool, case, 2, flags, steps=1, mutant=mutant)
+    rows = run(rank_pool, case, ranks, flags, steps=1, mutant=mutant)
     theirs = case.trace
     loss, norm = rows[0]["losses"][0] / theirs.losses[0] - 1, rows[0]["grad_norms"][0] / theirs.grad_norms[0] - 1
     gradients = hub_adapter(case.folder, rows, "gradients")
