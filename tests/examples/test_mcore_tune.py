@@ -18,7 +18,10 @@ from tests.tasks.posttrain.conversations import HANDLER, make_records, write_rec
 
 PROGRAM = "posttrain_gpt.py"
 # Script -> the pre-training script of the same model.
-SCRIPTS = {"qwen3/tune_qwen3_8b_4K_full_ptd": "qwen3/pretrain_qwen3_8b_4K_ptd"}
+SCRIPTS = {
+    "qwen3/tune_qwen3_8b_4K_full_ptd": "qwen3/pretrain_qwen3_8b_4K_ptd",
+    "qwen3/tune_qwen3_8b_4K_lora_ptd": "qwen3/pretrain_qwen3_8b_4K_ptd",
+}
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.posttrain.instruction_batches import InstructionSamples, RowRules
@@ -139,7 +139,9 @@ def _rows(part: _Part, layouts: Sequence[int], args: Namespace, rules: RowRules,
     """At least as many rows as the layouts ask for, together."""
 
     def ordered(count: int, seed: int) -> Rows:
-        shuffle = "none" if args.no_shuffle else "all" if args.full_shuffle_instruction_dataset else "epoch"
+        shuffle: Literal["none", "all", "epoch"] = (
+            "none" if args.no_shuffle else "all" if args.full_shuffle_instruction_dataset else "epoch"
+        )
         order = SampleOrder(seed=args.seed + seed, shuffle=shuffle)
         return ordered_samples(part.sources, part.weights, count, order, cache, vocab_size=rules.vocab_size)
 
