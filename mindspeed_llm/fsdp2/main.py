@@ -210,7 +210,6 @@ def _are_there_checkpoints(config: Config) -> bool:
 
 def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
     from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager, RunFacts
-    from mindspeed_llm.fsdp2.config.adapter_files import CONFIG as ADAPTER_CONFIG
     from mindspeed_llm.observability.versions import versions
     from mindspeed_llm.platform.device import device_name
 
@@ -231,8 +230,17 @@ def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
         total_limit=training.save_total_limit,
         only_model=training.save_only_model,
         asynchronous=training.save_async,
-        export_file=ADAPTER_CONFIG if config.model.has_adapters else "config.json",
+        export_file=_last_file_of_export(config),
     )
+
+
+def _last_file_of_export(config: Config) -> str:
+    from mindspeed_llm.fsdp2.config.adapter_files import CONFIG as ADAPTER_CONFIG
+    from mindspeed_llm.fsdp2.train.trainer import MERGED
+
+    if not config.model.has_adapters:
+        return "config.json"
+    return f"{MERGED}/config.json" if config.training.merge_adapter else ADAPTER_CONFIG
 
 
 def _resume_line(folder: Path, manifest: Manifest, ranks: int) -> str:

@@ -118,8 +118,8 @@ def _refuse_adapters(folder: Path, manifest: Manifest) -> None:
     model = manifest.config.get("model", {})
     if model.get("lora_rank") is not None or model.get("adapter_name_or_path") is not None:
         raise UserError(
-            f"--load-dir: {folder} holds adapters and no model. Start train_fsdp2.py with the run's file and "
-            f"--training.resume_from_checkpoint {folder} --training.max_steps {manifest.step} "
+            f"--load-dir: {folder} holds adapters and no model. Start train_fsdp2.py with the run's file, a new "
+            f"--training.output_dir, --training.resume_from_checkpoint {folder} --training.max_steps {manifest.step} "
             "--training.merge_adapter true: it exports the adapter and the merged model, and trains no further"
         )
 

@@ -254,8 +254,6 @@ class Trainer:
             return
         from mindspeed_llm.fsdp2.checkpoint.adapter_export import adapter_changes, export_adapter
 
-        if training.merge_adapter:
-            self._export_model(folder / MERGED, adapter_changes(self.built.model))
         export_adapter(
             self.built.model,
             folder,
@@ -266,6 +264,8 @@ class Trainer:
         )
         dist.barrier()
         logger.info("Exported the adapter in PEFT's format to %s", folder)
+        if training.merge_adapter:
+            self._export_model(folder / MERGED, adapter_changes(self.built.model))
 
     def _export_model(self, folder: Path, changes: Mapping[str, Callable[[], torch.Tensor]] | None = None) -> None:
         training = self.config.training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from peft import PeftModel
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.adapter_names import is_adapter, original_name
+from mindspeed_llm.fsdp2.checkpoint.dcp_to_hf import convert
+from mindspeed_llm.fsdp2.checkpoint.manifest import read_manifest
 from tests.distributed.test_resume import ends
 from tests.fsdp2.train.adapter_rows import PROBE, peft_adapter
 from tests.support.pool import RankPool
@@ -185,7 +189,8 @@ def test_the_exported_adapter_and_the_merged_model_compute_what_the_run_did(
     rank_pool: RankPool, tmp_path: Path
 ) -> None:
     model = {"lora_rank": 3, "lora_alpha": 8.0, "lora_dropout": 0.1}
-    first = run(rank_pool, [lora_config(tmp_path, "first", model, merge_adapter=True)])
+    # Small steps: large adapters would make the rounding of the sum W + scale B A visible in this toy.
+    first = run(rank_pool, [lora_config(tmp_path, "first", model, merge_adapter=True, lr=3e-3)])
     # Rank 3 on hidden 48, 6 heads and 2 KV heads of 16, ffn 88, 4 layers, counted by hand.
     adapters = 4 * 3 * ((48 + 96) + 2 * (48 + 32) + (96 + 48) + 2 * (48 + 88) + (88 + 48))
     assert first[0]["trained"] == adapters
@@ -250,6 +255,32 @@ def test_a_resumed_run_is_the_run_without_interruption(rank_pool: RankPool, tmp_
     kept = {f"model.{name}" for name in stored_names(expected)}
     assert {name for name in stored if name.startswith("model.")} == kept
     assert len(stored) == 4 * len(kept)  # the weight, two moments, a step count
+
+
+def test_a_checkpoint_becomes_a_model_by_the_command_that_the_converter_names(
+    rank_pool: RankPool, tmp_path: Path
+) -> None:
+    model = {"lora_rank": 2}
+    first = run(rank_pool, [lora_config(tmp_path, "run", model, save_steps=2)], ranks=1)
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step_4"
+    with pytest.raises(UserError, match="holds adapters and no model") as error:
+        convert(
+            checkpoint,
+            read_manifest(checkpoint),
+            tmp_path / "converted",
+            model_configs=None,
+            shard_size=10**9,
+            dtype=None,
+            trust_remote_code=False,
+        )
+    options = re.findall(r"--training\.\w+ [^ ,:]+(?=[ :])", str(error.value))
+    assert len(options) == 3
+    words = [word for option in options for word in option.split()]
+    argv = [str(tmp_path / "run.yaml"), *words, "--training.output_dir", str(tmp_path / "merged_later")]
+    rows = run(rank_pool, argv, ranks=1)
+    assert any("Nothing left to train" in line for line in rows[0]["log"])
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged_later" / "merged", dtype=torch.float32)
+    assert far(logits(merged), first[0]["logits"]) < 1e-5
 
 
 def stored_names(adapter: dict[str, torch.Tensor]) -> list[str]:
