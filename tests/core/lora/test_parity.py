@@ -170,6 +170,7 @@ def test_mutants_are_caught(
     assert max(abs(loss), abs(norm), apart) > 1e-4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("toy", "ranks", "targets", "flags"),
     [
