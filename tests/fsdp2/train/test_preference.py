@@ -287,7 +287,7 @@ def test_with_adapters_the_model_itself_is_the_reference(rank_pool: RankPool, tm
     lines = [line for line in all_lines(tmp_path / "run") if "lm_loss" in line]
     assert lines[0]["lm_loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert lines[0]["rewards_margin"] == 0.0
-    assert lines[-1]["rewards_margin"] > 0.1
+    assert lines[-1]["rewards_margin"] > 0.02
     assert (tmp_path / "run" / "adapter_model.safetensors").exists()
 
 
