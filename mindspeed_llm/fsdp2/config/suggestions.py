@@ -67,7 +67,7 @@ _NOT_HERE = {
 def not_here(section: str, name: str = "") -> str | None:
     """Why a field known from other trainers does not exist, where its feature as a whole is missing."""
     bare = name.replace("-", "_").lower()
-    if any(word.startswith("qlora") for word in (section.lower(), bare)):
+    if section.lower() in ("lora", "peft") or "qlora" in (section.lower(), bare):
         return _PLAIN_ONLY
     return _NOT_HERE.get(bare)
 

@@ -159,7 +159,7 @@ def test_tokens_are_neither_written_nor_shown() -> None:
         ("training:\n  learning_rate: 1\n", ["line 2", "training.learning_rate", "training.lr?"]),
         ("training:\n  learning_rat: 1\n", ["training.lr?"]),
         ("training:\n  finetuning_type: lora\n", ["line 2", "training.finetuning_type", "model.lora_rank"]),
-        ("lora:\n  rank: 1\n", ["line 1", "'lora'", "a section lora is not known"]),
+        ("lora:\n  rank: 1\n", ["line 1", "'lora'", "model.lora_rank, model.lora_alpha"]),
         ("training:\n  save_st: 1\n", ["line 2", "training.save_st", "training.save_steps?"]),
         ("optimization:\n  indexer_loss_coeff: 1\n", ["line 2", "training.indexer_loss_coeff?"]),
         ("data:\n  seq-length: 1\n", ["data.seq-length", "data.cutoff_len?"]),
