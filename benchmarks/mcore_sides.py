@@ -44,7 +44,9 @@ def around_training(change: Callable[[Namespace, Training], int]) -> Iterator[No
     from mindspeed_llm.training import pretrain
 
     original = pretrain._train
-    with mock.patch.object(pretrain, "_train", lambda args: change(args, original)):
+    with mock.patch.object(
+        pretrain, "_train", lambda args, task: change(args, lambda changed: original(changed, task))
+    ):
         yield
 
 

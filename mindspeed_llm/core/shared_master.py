@@ -99,7 +99,9 @@ def _bits(parameter: Tensor) -> Tensor:
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    # A part without parameters, as of experts or of all else where adapters alone are trained, is empty.
+    return [part for part in chain if part.optimizer is not None]
 
 
 class _SharedMaster:

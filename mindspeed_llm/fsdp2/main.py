@@ -160,6 +160,7 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
                 return
     quiet_libraries(is_first_rank=distributed.is_rank_zero())
     built = ModelFactory.create(config, mesh=mesh, device=device, from_checkpoint=chosen is not None)
+    reference = ModelFactory.create_reference(config, mesh=mesh, device=device) if config.needs_reference else None
     # From here on every rank draws its own dropout masks; weights and data order are fixed already.
     begun = progress["step"] if progress else 0
     seed_everything(training.seed + distributed.rank() + begun, deterministic=training.deterministic)
@@ -174,6 +175,7 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
         mesh=mesh,
         device=device,
         checkpoints=checkpoints if saves else None,
+        reference=reference,
     )
     if checkpoints and chosen:
         folder, manifest = chosen
@@ -228,7 +230,17 @@ def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
         total_limit=training.save_total_limit,
         only_model=training.save_only_model,
         asynchronous=training.save_async,
+        export_file=_last_file_of_export(config),
     )
+
+
+def _last_file_of_export(config: Config) -> str:
+    from mindspeed_llm.fsdp2.config.adapter_files import CONFIG as ADAPTER_CONFIG
+    from mindspeed_llm.fsdp2.train.trainer import MERGED
+
+    if not config.model.has_adapters:
+        return "config.json"
+    return f"{MERGED}/config.json" if config.training.merge_adapter else ADAPTER_CONFIG
 
 
 def _resume_line(folder: Path, manifest: Manifest, ranks: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from mindspeed_llm.observability.record import StepRecord
 
@@ -55,9 +56,16 @@ PART = "validation"
 
 
 def format_eval(
-    *, iteration: int, eval_loss: float, eval_tokens: int, elapsed_s: float, name: str | None = None, part: str = PART
+    *,
+    iteration: int,
+    eval_loss: float,
+    eval_tokens: int,
+    elapsed_s: float,
+    name: str | None = None,
+    part: str = PART,
+    metrics: Mapping[str, float] | None = None,
 ) -> str:
-    """The line of one evaluation of a part of the data: loss, perplexity, number of target tokens and seconds.
+    """The line of one evaluation of a part of the data: loss, perplexity, number of target tokens, seconds, metrics.
 
     It says no `iteration i/n`, by which scripts find the training lines.
     """
@@ -69,6 +77,7 @@ def format_eval(
         f"eval tokens: {eval_tokens:10d}",
         f"elapsed time (s): {elapsed_s:.2f}",
     ]
+    fields += [f"{key.replace('_', ' ')}: {value:.6E}" for key, value in (metrics or {}).items()]
     return "".join(f" {field} |" for field in fields) + " "
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,7 @@ class RunRecorder:
         *,
         name: str | None = None,
         part: str = log_line.PART,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Record one evaluation: log line with perplexity, line in metrics.jsonl, TensorBoard scalars.
 
@@ -112,6 +113,7 @@ class RunRecorder:
             name: of the evaluation set, when there are several; its keys then end in `_<name>` and the picture shows
                 only sets without a name.
             part: of the data, when it is not the validation data; its keys then end in `_<part>`.
+            metrics: further means over the evaluation data; their keys begin with `eval_`.
         """
         if not self._enabled:
             return
@@ -123,6 +125,7 @@ class RunRecorder:
                 elapsed_s=elapsed_s,
                 name=name,
                 part=part,
+                metrics=metrics,
             )
         )
         suffix = "".join(f"_{word}" for word in (part if part != log_line.PART else None, name) if word is not None)
@@ -132,7 +135,7 @@ class RunRecorder:
             f"eval_perplexity{suffix}": log_line.perplexity(eval_loss),
             f"eval_tokens{suffix}": eval_tokens,
             f"eval_seconds{suffix}": elapsed_s,
-        }
+        } | {f"eval_{key}{suffix}": value for key, value in (metrics or {}).items()}
         self._write("eval", values)
 
     def write_plot(self) -> Path | None:

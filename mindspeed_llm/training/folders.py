@@ -24,6 +24,7 @@ def check_folders(args: Namespace) -> None:
         if folder is not None and (reason := why_unwritable(Path(folder))):
             raise UserError(f"--{name.replace('_', '-')} {folder} cannot be written: {reason}; name another folder")
     hf_directory(args)
+    _check_adapters(args)
     if args.load is None:
         return
     load = Path(args.load)
@@ -32,6 +33,22 @@ def check_folders(args: Namespace) -> None:
     # One command for the first start and for every restart has both flags alike.
     if not load.exists() and not (args.save is not None and Path(args.save).resolve() == load.resolve()):
         raise UserError(f"--load {load}: there is no such folder; leave --load out to start from initial weights")
+
+
+def _check_adapters(args: Namespace) -> None:
+    if args.lora_load is None:
+        return
+    folder = Path(args.lora_load)
+    if args.load is None:
+        raise UserError(f"--lora-load {folder} holds adapters for a model; name the model's folder with --load")
+    if folder.resolve() == Path(args.load).resolve():
+        raise UserError(f"--lora-load {folder} is the folder of --load; leave it out, or name the model's with --load")
+    is_own = args.save is not None and Path(args.save).resolve() == folder.resolve()
+    if not folder.is_dir() and not (is_own and not folder.exists()):
+        raise UserError(
+            f"--lora-load {folder}: expected a folder with checkpoints of a LoRA run, or with PEFT's files; leave it "
+            "out to start with new adapters"
+        )
 
 
 def hf_directory(args: Namespace) -> Path | None:

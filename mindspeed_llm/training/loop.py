@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,10 +26,11 @@ from mindspeed_llm.platform.profiling import Profiler
 from mindspeed_llm.termination import TerminationSignal
 from mindspeed_llm.training.garbage import GarbageCollection
 from mindspeed_llm.training.moe_losses import MoeLosses
+from mindspeed_llm.training.objective import Batch, Objective
 from mindspeed_llm.training.params_norm import params_norm
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
-from mindspeed_llm.training.train_step import Batch, StepResult, TrainStep
+from mindspeed_llm.training.train_step import StepResult, TrainStep
 
 logger = get_logger(__name__)
 Save = Callable[[TrainState], None]
@@ -46,6 +47,7 @@ class _Interval:
     started: float = field(default_factory=time.monotonic)
     nll_sum: float = 0.0
     targets: int = 0
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     steps: int = 0
     skipped: int = 0
     not_finite: int = 0
@@ -70,6 +72,7 @@ class TrainLoop:
         profiler: Profiler,
         save: Save | None,
         flops_per_sample: float,
+        objective: Objective | None = None,
     ) -> None:
         """
         Args:
@@ -78,12 +81,13 @@ class TrainLoop:
             test_batches: the same for the one evaluation on the test data.
             save: writes a checkpoint (a collective); None: nothing is saved.
             flops_per_sample: of forward and backward, over all ranks.
+            objective: what is minimised; None: `NextToken`.
         """
         self._args, self._model, self.state = args, model, state
         self._batches, self._valid_batches, self._test_batches = batches, valid_batches, test_batches
         self._recorder, self._profiler, self._save = recorder, profiler, save
         self._flops_per_sample = flops_per_sample
-        self._step = TrainStep(model, args)
+        self._step = TrainStep(model, args, objective)
         self._moe_losses = MoeLosses(args)
         self._started = time.monotonic()
         self._interval = _Interval()
@@ -132,10 +136,12 @@ class TrainLoop:
     def _evaluate(self, batches: list[Iterator[Batch]], *, part: str = PART) -> None:
         started = time.monotonic()
         with self._garbage.evaluation():
-            total, targets = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
+            total, targets, metrics = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
         self._moe_losses.clear()
         loss = total / targets if targets else math.nan
-        self._recorder.eval(self.state.iteration, loss, targets, time.monotonic() - started, part=part)
+        self._recorder.eval(
+            self.state.iteration, loss, targets, time.monotonic() - started, part=part, metrics=_means(metrics)
+        )
 
     def _account(self, result: StepResult) -> None:
         state, interval = self.state, self._interval
@@ -154,6 +160,9 @@ class TrainLoop:
         if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
             interval.nll_sum += result.nll_sum
             interval.targets += result.targets
+            for name, (total, count) in result.metrics.items():
+                before = interval.metrics.get(name, (0.0, 0.0))
+                interval.metrics[name] = before[0] + total, before[1] + count
             return
         interval.not_finite += 1
         message = f"step {state.iteration}: lm loss {result.loss}, grad norm {result.grad_norm}"
@@ -204,7 +213,7 @@ class TrainLoop:
                 max_memory_reserved_gb=reserved,
                 tokens_per_second=tokens / elapsed,
                 aux_loss=aux_loss,
-                extra=extra | losses,
+                extra=extra | losses | _means(interval.metrics),
             )
         )
         self._interval = _Interval()
@@ -227,6 +236,10 @@ class TrainLoop:
         if late:
             return "time"
         return "interval" if args.exit_interval and self.state.iteration % args.exit_interval == 0 else ""
+
+
+def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
 
 def data_parallel() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A pre-training run on the Megatron backend, from its arguments to its last checkpoint."""
+"""A run on the Megatron backend, from its arguments to its last checkpoint."""
 
 from __future__ import annotations
 
@@ -18,40 +18,42 @@ from mindspeed_llm.observability.recorder import RunRecorder
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE
-from mindspeed_llm.training.data.sources import check_data
 from mindspeed_llm.training.folders import check_folders, hf_directory
 from mindspeed_llm.training.initialize import initialize, shutdown
+from mindspeed_llm.training.task import Pretraining, Task
 
 logger = get_logger(__name__)
 
 
-def pretrain(args: Namespace) -> int:
+def pretrain(args: Namespace, task: Task | None = None) -> int:
     """Train, and return the exit code: 0, or 143 after SIGTERM.
 
     Args:
         args: validated arguments, see `training.arguments`.
+        task: what is trained on and for; None: pretraining.
 
     Raises:
         UserError: paths, data or weights that do not fit; the loss is no number.
     """
+    task = task or Pretraining()
     check_folders(args)
-    check_data(args)
+    task.check_data(args)
     features = FeaturesManager(FEATURES)
     initialize(args)
     try:
         features.apply(args)
         with _alone(args):
-            return _train(args)
+            return _train(args, task)
     finally:
         features.undo()
         shutdown()
 
 
-def _train(args: Namespace) -> int:
+def _train(args: Namespace, task: Task) -> int:
     # After `initialize`: these import megatron-core, which looks for a device when it is imported.
     from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
     from mindspeed_llm.training.data.batches import Batch
-    from mindspeed_llm.training.data.datasets import Dataset, Progress, build_datasets
+    from mindspeed_llm.training.data.datasets import Progress, Samples
     from mindspeed_llm.training.data.iterator import consumed_valid_samples, eval_batches, train_batches
     from mindspeed_llm.training.flops import flops_per_sample
     from mindspeed_llm.training.loop import TrainLoop, data_parallel
@@ -63,17 +65,18 @@ def _train(args: Namespace) -> int:
     folder = args.metrics_dir or args.save
     weights = hf_directory(args)
     model = build_training_model(args, hf_weights=weights)
-    state = (load_checkpoint(args, model) if args.load and weights is None else None) or TrainState()
+    goes_on = (args.load and weights is None) or args.lora_load
+    state = (load_checkpoint(args, model) if goes_on else None) or TrainState()
     progress = None
     if state.iteration:
         progress = Progress(
             iteration=state.iteration, consumed_samples=state.consumed_train_samples, layouts=state.data_layouts
         )
-    data = build_datasets(args, progress=progress)
+    data = task.build_datasets(args, progress)
     state = replace(state, data_layouts=data.layouts)
     rank, size = data_parallel()
 
-    def for_chunks(make: Callable[..., Iterator[Batch]], dataset: Dataset | None, consumed: int) -> list[Iterator]:
+    def for_chunks(make: Callable[..., Iterator[Batch]], dataset: Samples | None, consumed: int) -> list[Iterator]:
         """The same batches for each chunk of this rank; none where there are no data."""
         if dataset is None:
             return []
@@ -108,6 +111,7 @@ def _train(args: Namespace) -> int:
             profiler=profiler,
             save=(lambda now: save_checkpoint(args, model, now)) if args.save else None,
             flops_per_sample=flops_per_sample(args),
+            objective=task.objective(args, model),
         )
         reason = loop.train()
         if reason == "terminated":

@@ -8,8 +8,10 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
@@ -18,7 +20,10 @@ from megatron.core.transformer.module import Float16Module
 from torch import nn
 
 from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.lora.attach import attach
+from mindspeed_llm.core.lora.settings import LoraSettings, lora_settings
 from mindspeed_llm.core.shared_master import share_masters
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.tasks.models.config import transformer_config
 from mindspeed_llm.tasks.models.hf_weights import load_hf_weights
@@ -84,6 +89,9 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
     modules = build_chunks(args, config)
     if hf_weights is not None:
         load_hf_weights(modules, hf_weights, args)
+    lora = lora_settings(args)
+    if lora is not None:
+        _adapt(modules, lora)
     for module in modules:
         for parameter in module.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
@@ -109,6 +117,22 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
 def _leave(weight: torch.Tensor) -> torch.Tensor:
     """An initialization that draws nothing."""
     return weight
+
+
+def _adapt(modules: list[nn.Module], settings: LoraSettings) -> None:
+    """Put adapters on the model, and freeze the rest (a collective).
+
+    Raises:
+        UserError: on all ranks; a target is on no rank.
+    """
+    of_ranks: list[Any] = [set()] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, attach(modules, settings))
+    everywhere = set().union(*of_ranks)
+    if missing := [target for target in settings.targets if target not in everywhere]:
+        raise UserError(
+            f"--lora-target-modules {' '.join(settings.targets)}: {missing[0]} matches no layer of the model; it has "
+            f"{' '.join(sorted(everywhere)) or 'none of them'}"
+        )
 
 
 def build_chunks(args: Namespace, config: LlmConfig) -> list[nn.Module]:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch import Tensor, nn
+from torch import Tensor
 
 from mindspeed_llm.platform.device import current_device
+from mindspeed_llm.training.objective import LOSS, Batch, NextToken, Objective
 from mindspeed_llm.training.setup import TrainingModel
-
-Batch = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +35,8 @@ class StepResult:
     """False where fp16 gradients overflowed."""
     num_zeros: int | None = None
     """Gradient elements that are zero, where they are counted."""
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """For each of the objective's metrics its sum over the global batch, and what to divide it by."""
 
     @property
     def loss(self) -> float:
@@ -45,32 +44,12 @@ class StepResult:
         return self.nll_sum / self.targets if self.targets else float("nan")
 
 
-def forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Any]:
-    """Forward of one micro batch: the output of this stage, and what makes the loss of it."""
-    batch = next(batches)
-    output = model(
-        batch["tokens"],
-        batch["position_ids"],
-        batch.get("documents"),
-        labels=batch["labels"],
-        loss_mask=batch["loss_mask"],
-    )
-    return output, partial(_loss, batch["loss_mask"])
-
-
-def _loss(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Losses per token [B, S] -> their sum over targets, the number of targets, and both for the report."""
-    # A position without a target may have any loss, also an infinite one: 0 * inf would be NaN.
-    total = torch.where(loss_mask > 0, losses.float() * loss_mask, 0.0).sum()
-    count = loss_mask.sum()
-    return total, count.to(torch.int), {"lm loss": torch.stack((total.detach(), count.to(total.dtype)))}
-
-
 class TrainStep:
-    """Runs steps of one model."""
+    """Runs steps of one model towards an objective."""
 
-    def __init__(self, model: TrainingModel, args: Namespace) -> None:
+    def __init__(self, model: TrainingModel, args: Namespace, objective: Objective | None = None) -> None:
         self._model, self._args = model, args
+        self._objective = objective or NextToken()
         self._schedule = get_forward_backward_func()
 
     def run(self, batches: list[Iterator[Batch]]) -> StepResult:
@@ -89,18 +68,22 @@ class TrainStep:
         updated = _least(updated)
         if updated:
             model.scheduler.step(increment=self._args.global_batch_size)
-        total, targets = _sum_over_data_and_stages(reported)
+        sums = _sum_over_data_and_stages(reported, (LOSS, *self._objective.metrics))
+        total, targets = sums.pop(LOSS)
         return StepResult(
             nll_sum=total,
             targets=round(targets),
+            metrics=sums,
             grad_norm=_largest(grad_norm or 0.0),
             updated=updated,
             num_zeros=None if num_zeros is None else int(num_zeros),
         )
 
-    def evaluate(self, batches: list[Iterator[Batch]], *, count: int) -> tuple[float, int]:
-        """The sum of the negative log likelihoods over `count` micro batches of each data-parallel rank, and the number
-        of targets.
+    def evaluate(
+        self, batches: list[Iterator[Batch]], *, count: int
+    ) -> tuple[float, int, Mapping[str, tuple[float, float]]]:
+        """Over `count` micro batches of each data-parallel rank: the sum of the losses, the number of targets, and the
+        metrics as `StepResult` has them.
         """
         chunks = self._model.chunks
         for chunk in chunks:
@@ -109,34 +92,37 @@ class TrainStep:
             reported = self._forward_backward(batches, forward_only=True, count=count)
         for chunk in chunks:
             chunk.train()
-        total, targets = _sum_over_data_and_stages(reported)
-        return total, round(targets)
+        sums = _sum_over_data_and_stages(reported, (LOSS, *self._objective.metrics))
+        total, targets = sums.pop(LOSS)
+        return total, round(targets), sums
 
     def _forward_backward(self, batches: list[Iterator[Batch]], *, forward_only: bool, count: int) -> list[dict]:
         return self._schedule(
-            forward_step_func=forward_step,
+            forward_step_func=self._objective.forward_step,
             data_iterator=batches if len(self._model.chunks) > 1 else batches[0],
             model=list(self._model.chunks),
             num_microbatches=count,
             seq_length=self._args.seq_length,
-            micro_batch_size=self._args.micro_batch_size,
+            micro_batch_size=self._args.micro_batch_size * self._objective.rows_per_sample,
             decoder_seq_length=self._args.seq_length,
             forward_only=forward_only,
         )
 
 
-def _sum_over_data_and_stages(reported: list[dict[str, Tensor]]) -> tuple[float, float]:
-    """Loss sum and number of targets over all micro batches and data-parallel ranks; only last stages have any."""
-    device = current_device()
-    own = torch.zeros(2, dtype=torch.float64, device="cpu")
+def _sum_over_data_and_stages(
+    reported: list[dict[str, Tensor]], names: tuple[str, ...]
+) -> dict[str, tuple[float, float]]:
+    """For each name its sum and its count over all micro batches and data-parallel ranks; only last stages have any."""
+    own = torch.zeros(len(names), 2, dtype=torch.float64, device="cpu")
     for entry in reported:
-        own += entry["lm loss"].double().cpu()
+        own += torch.stack([entry[name].double().cpu() for name in names])
     # float64 is not everywhere on accelerators; fp32 holds the mean's digits and counts up to 16M: split the count.
-    values = torch.tensor([own[0], own[1] // 4096, own[1] % 4096], dtype=torch.float32, device=device)
+    split = torch.stack((own[:, 0], own[:, 1] // 4096, own[:, 1] % 4096), dim=1)
+    values = split.to(device=current_device(), dtype=torch.float32)
     dist.all_reduce(values, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     dist.all_reduce(values, group=parallel_state.get_pipeline_model_parallel_group())
-    total, high, low = values.tolist()
-    return total, high * 4096 + low
+    sums = values.tolist()
+    return {name: (total, high * 4096 + low) for name, (total, high, low) in zip(names, sums, strict=True)}
 
 
 def _least(value: bool) -> bool:

@@ -118,7 +118,7 @@ def step_sums(reported: list[Any]) -> tuple[float, int]:
     """The loss of all ranks and its targets, as the step sums them."""
     from mindspeed_llm.training import train_step
 
-    total, targets = train_step._sum_over_data_and_stages(reported)
+    total, targets = train_step._sum_over_data_and_stages(reported, ("lm loss",))["lm loss"]
     return total, round(targets)
 
 

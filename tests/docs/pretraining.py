@@ -15,6 +15,8 @@ from tests.docs.workplace import make_workplace, save_model
 from tests.support.pool import MAX_RANKS, RankPool
 
 PROGRAM = "pretrain_gpt.py"
+# Program -> the row of tests.examples.rows that runs it.
+PROGRAMS = {PROGRAM: "pretrain_in", "posttrain_gpt.py": "posttrain_in"}
 SCRIPT = re.compile(r"examples/mcore/\w+/pretrain_\w+\.sh")
 OUTPUT = "output/mcore/"
 # Instead of training: they print.
@@ -24,9 +26,14 @@ SHORTER = 4
 
 
 def pretrain_arguments(command: Command) -> list[str] | None:
-    """The arguments of pretrain_gpt.py, or None when the command is another one."""
-    words = list(command.words)
-    return words[words.index(PROGRAM) + 1 :] if PROGRAM in words else None
+    """The arguments of a program that trains, or None when the command is another one."""
+    program = program_of(command)
+    return None if program is None else list(command.words[command.words.index(program) + 1 :])
+
+
+def program_of(command: Command) -> str | None:
+    """The program of the Megatron backend that a command runs."""
+    return next((word for word in command.words if word in PROGRAMS), None)
 
 
 def is_ours(command: Command) -> bool:
@@ -49,7 +56,7 @@ def num_ranks(command: Command) -> int:
 def make_mcore_workplace(folder: Path) -> Path:
     """The folder of the other pages, with what those of the Megatron backend name besides."""
     make_workplace(folder)
-    for name in (PROGRAM, "convert_ckpt_v2.py"):
+    for name in (*PROGRAMS, "convert_ckpt_v2.py"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     if not (folder / "model_from_hf/qwen3_moe_hf").exists():
@@ -89,7 +96,10 @@ class Pretrained:
             ranks = num_ranks(command)
             assert ranks <= MAX_RANKS, "more ranks than the pool has: the page should only check it"
             codes = self._pool.run(
-                "tests.examples.rows:pretrain_in", ranks=ranks, folder=str(self.folder), argv=shortened(arguments)
+                f"tests.examples.rows:{PROGRAMS[program_of(command) or PROGRAM]}",
+                ranks=ranks,
+                folder=str(self.folder),
+                argv=shortened(arguments),
             )
             assert codes == [0] * ranks
         return self.folder / (value_of(arguments, "--save") or "")

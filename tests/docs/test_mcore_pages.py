@@ -30,6 +30,7 @@ from tests.docs.pretraining import (
 from tests.support.pool import RankPool
 
 GUIDES = [ROOT / "docs" / language / "mcore_guide.md" for language in ("en", "zh")]
+FINETUNE = [ROOT / "docs" / language / "mcore_finetune.md" for language in ("en", "zh")]
 COMMANDS = [command for command in all_commands() if is_ours(command)]
 ARGUMENTS = {command.text: pretrain_arguments(command) for command in COMMANDS}
 PRINTED = [command for command in COMMANDS if PRINTING & set(ARGUMENTS[command.text] or ())]
@@ -114,7 +115,7 @@ def test_script(command: Command) -> None:
     assert {word for word in command.words[2:] if word.startswith("--")} <= FLAGS
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=["en", "zh"])
+@pytest.mark.parametrize("page", [*GUIDES, *FINETUNE], ids=["en", "zh", "finetune_en", "finetune_zh"])
 def test_flags_of_the_page_exist(page: Path) -> None:
     known = {*FLAGS, *NOT_YET, *ALIASES, *DEPRECATED}
     found = re.findall(r"`(--[a-z][\w-]*)", page.read_text(encoding="utf-8"))

@@ -146,7 +146,7 @@ def test_the_short_form_says_the_same(workplace: Path, stem: str, monkeypatch: p
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     seen: list[Namespace] = []
-    monkeypatch.setattr(pretrain, "pretrain", lambda args: seen.append(args) or 0)
+    monkeypatch.setattr(pretrain, "pretrain", lambda args, task: seen.append(args) or 0)
     for argv in (arguments, short):
         assert main(argv) == 0
     long, brief = (

@@ -37,6 +37,7 @@ _ON: dict[str, tuple[str, int]] = {
     "recompute_activation_function": ("--recompute-activation-function", 1),
     "recompute_layers_per_stage": (f"--enable-recompute-layers-per-pp-rank {_PARTS}", 1),
     "reuse_fp32_param": ("--reuse-fp32-param --bf16", 1),
+    "lora": ("--lora-target-modules linear_qkv linear_proj", 1),
     "deterministic_mode": ("--deterministic-mode", 1),
     "profiling": ("--profile", 1),
 }

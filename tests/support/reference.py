@@ -5,6 +5,7 @@ Nothing of the package is used here. One function makes the samples, one trains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from transformers import AutoModelForCausalLM
 # Adam divides each gradient by its own size, so that one of 1e-8, which is mere rounding of fp32, moves a weight as far
 # as any other: with torch's epsilon correct code misses 1e-5 on some processors. Gradients here are about 1e-3.
 RECIPE = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.01, "clip": 1.0}
+
+
+Sample = tuple[list[int], list[int]]
+"""(ids, labels per input token with -100 where there is no target)."""
 
 
 @dataclass(kw_only=True)
@@ -67,12 +72,13 @@ def train_reference(
     steps: int,
     global_batch: int,
     one_by_one: bool = False,
+    sizes: Sequence[int] | None = None,
     **options: Any,
 ) -> Trace:
     """Train a Hugging Face directory with AdamW; `one_by_one` runs each sample alone, without any padding.
 
     The loss is the sum over all targets of the global batch divided by their number. Parameters of one dimension do not
-    decay.
+    decay. `sizes` are the samples of each step where these are not `global_batch`.
     """
     recipe = {**RECIPE, **options}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager")
@@ -91,6 +97,8 @@ def train_reference(
     trace = Trace()
     for step in range(steps):
         chosen = samples[step * global_batch : (step + 1) * global_batch]
+        if sizes is not None:
+            chosen = samples[sum(sizes[:step]) : sum(sizes[: step + 1])]
         batches = [collate([sample]) for sample in chosen] if one_by_one else [collate(chosen)]
         targets = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
         total = 0.0

@@ -68,10 +68,10 @@ def next_global_batch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _changed_batches(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
-    from mindspeed_llm.training.data import iterator
+    from mindspeed_llm.training.data import datasets
 
-    original = iterator.make_batch
-    with mock.patch.object(iterator, "make_batch", lambda *words, **named: change(original(*words, **named))):
+    original = datasets.make_batch
+    with mock.patch.object(datasets, "make_batch", lambda *words, **named: change(original(*words, **named))):
         yield
 
 

@@ -16,14 +16,14 @@ from tests.core.overlapped_mutants import chunk_after_chunk
 @contextlib.contextmanager
 def mean_of_means() -> Iterator[None]:
     """Each micro batch counts alike, however many targets it has."""
-    from mindspeed_llm.training import train_step
+    from mindspeed_llm.training import objective
 
     def loss(loss_mask: Any, losses: Any) -> Any:
         total, count, report = original(loss_mask, losses)
         return total / count.clamp(min=1), torch.ones_like(count), report
 
-    original = train_step._loss
-    with mock.patch.object(train_step, "_loss", loss):
+    original = objective.token_loss
+    with mock.patch.object(objective, "token_loss", loss):
         yield
 
 

@@ -14,7 +14,8 @@ from mindspeed_llm.training.folders import check_folders, hf_directory
 def args_of(load: Path | None, *, convert: bool = False, **written: Path) -> Namespace:
     folders = dict.fromkeys(("save", "metrics_dir", "tensorboard_dir", "data_cache_path"))
     folders |= {name: str(path) for name, path in written.items()}
-    return Namespace(load=None if load is None else str(load), enable_hf2mg_convert=convert, **folders)
+    named = None if load is None else str(load)
+    return Namespace(load=named, lora_load=None, enable_hf2mg_convert=convert, **folders)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])

@@ -35,7 +35,7 @@ def data(tmp_path: Path) -> Path:
 def test_check_prints_the_plan_and_starts_nothing(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pretrain, "pretrain", lambda _: pytest.fail("training was started"))
+    monkeypatch.setattr(pretrain, "pretrain", lambda *_: pytest.fail("training was started"))
     line = DENSE.replace("--mock-data", f"--data-path {data} --split 90,10,0 --eval-iters 1")
     flags = "--check --pipeline-model-parallel-size 2 --global-batch-size 8 --use-mcore-models"
     assert main(shlex.split(f"{line} {flags}")) == 0
@@ -84,7 +84,7 @@ def test_listing_features(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_training_gets_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(pretrain, "pretrain", lambda args: seen.append(args) or 7)
+    monkeypatch.setattr(pretrain, "pretrain", lambda args, task: seen.append(args) or 7)
     assert main(shlex.split(DENSE)) == 7
     assert (seen[0].padded_vocab_size, seen[0].data_parallel_size) == (512, 1)
 

@@ -57,15 +57,21 @@ class GroupedExperts(MegatronModule):
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probabilities: Tensor) -> tuple[Tensor, None]:
         """tokens [T, H] sorted by expert, how many each has [experts], their weights [T] -> [T, H], no bias."""
         counts = tokens_per_expert.tolist()
-        first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
-        second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
-        joined = _multiply(tokens, counts, first)
+        joined = self.first_products(tokens, counts)
         if not self.activation_recompute:
-            return _multiply(self._activate(joined, probabilities), counts, second), None
+            return self.second_products(self._activate(joined, probabilities), counts), None
         checkpoint = CheckpointWithoutOutput(fp8=None)  # its default is read as fp8
-        output = _multiply(checkpoint.checkpoint(self._activate, joined, probabilities), counts, second)
+        output = self.second_products(checkpoint.checkpoint(self._activate, joined, probabilities), counts)
         checkpoint.discard_output_and_register_recompute(output)
         return output, None
+
+    def first_products(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """tokens [T, H], of which expert i has the next counts[i] -> gate and up [T, 2 * ffn]"""
+        return multiply(tokens, counts, self.weight1.view(self.num_local_experts, self.config.hidden_size, -1))
+
+    def second_products(self, inner: Tensor, counts: Sequence[int]) -> Tensor:
+        """[T, ffn] -> [T, H]; with expert tensor parallelism this rank's part of the sum"""
+        return multiply(inner, counts, self.weight2.view(self.num_local_experts, -1, self.config.hidden_size))
 
     def _activate(self, joined: Tensor, probabilities: Tensor) -> Tensor:
         """gate and up [T, 2 * ffn], weights of the tokens [T] -> [T, ffn]"""
@@ -77,7 +83,7 @@ class GroupedExperts(MegatronModule):
         return (inner * probabilities.unsqueeze(-1)).to(inner.dtype)
 
 
-def _multiply(rows: Tensor, counts: Sequence[int], weights: Tensor) -> Tensor:
+def multiply(rows: Tensor, counts: Sequence[int], weights: Tensor) -> Tensor:
     """rows [T, in], of which expert i has the next counts[i], times weights[i] [in, out] -> [T, out]
 
     Also experts without rows take part, so that their weights have gradients on every rank.

@@ -9,6 +9,7 @@ from mindspeed_llm.features_manager.features.flash_attention import FlashAttenti
 from mindspeed_llm.features_manager.features.fused_rmsnorm import FusedRmsnorm
 from mindspeed_llm.features_manager.features.fused_rotary import FusedRotary
 from mindspeed_llm.features_manager.features.fused_swiglu import FusedSwiglu
+from mindspeed_llm.features_manager.features.lora import Lora
 from mindspeed_llm.features_manager.features.noop_layers import NoopLayers
 from mindspeed_llm.features_manager.features.num_layer_list import NumLayerList
 from mindspeed_llm.features_manager.features.overlapped_linears import OverlappedLinears
@@ -34,6 +35,7 @@ FEATURES: tuple[Feature, ...] = (
     RecomputeActivationFunction(),
     RecomputeLayersPerStage(),
     ReuseFp32Param(),
+    Lora(),
     DeterministicMode(),
     Profiling(),
 )

@@ -56,6 +56,7 @@ def convert(
         DamagedCheckpoint: the checkpoint is not complete.
     """
     started = time.monotonic()
+    _refuse_adapters(folder, manifest)
     model_config = _model_config(manifest, model_configs, trust_remote_code)
     source = Path(model_config.model_name_or_path)
     if save_dir.resolve() == source.resolve():
@@ -111,6 +112,16 @@ def convert(
     except OSError as error:
         raise UserError(f"--save-dir: {save_dir} cannot be written ({error}); nothing was left there") from error
     logger.info("Model of step %d in Hugging Face format: %s", manifest.step, save_dir)
+
+
+def _refuse_adapters(folder: Path, manifest: Manifest) -> None:
+    model = manifest.config.get("model", {})
+    if model.get("lora_rank") is not None or model.get("adapter_name_or_path") is not None:
+        raise UserError(
+            f"--load-dir: {folder} holds adapters and no model. Start train_fsdp2.py with the run's file, a new "
+            f"--training.output_dir, --training.resume_from_checkpoint {folder} --training.max_steps {manifest.step} "
+            "--training.merge_adapter true: it exports the adapter and the merged model, and trains no further"
+        )
 
 
 def _model_config(manifest: Manifest, model_configs: Path | None, trust_remote_code: bool) -> ModelConfig:

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from mindspeed_llm.fsdp2.checkpoint.adapter_names import without_adapters
 from mindspeed_llm.fsdp2.checkpoint.hf_names import conversion_groups, to_file_layout
 from mindspeed_llm.fsdp2.checkpoint.hf_writer import HfWriter
 
@@ -63,6 +64,7 @@ def export_model(
     shard_size: int,
     is_writer: bool,
     save_tokenizer: Callable[[Path], object] | None = None,
+    changes: Mapping[str, Callable[[], torch.Tensor]] | None = None,
 ) -> None:
     """Gather every parameter in turn (a collective: all ranks must call this) and write the files on the writing rank.
 
@@ -74,8 +76,10 @@ def export_model(
         config: what to write as config.json (with the dtype of the export).
         dtype_of: dtype on disk for a parameter of the model, by its name in the model.
         shard_size: bytes.
+        changes: what to add to parameters, by their names without adapters; each is a collective that gives a whole
+            tensor. Adapters themselves are not written.
     """
-    state = model.state_dict()
+    state = without_adapters(model.state_dict())
     export = plan_export(model, state, dtype_of)
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(HfWriter(folder, export.files, shard_size)) if is_writer else None
@@ -84,6 +88,8 @@ def export_model(
             for name in group:
                 tensor = state[name]
                 gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+                if changes and name in changes:
+                    gathered = gathered + changes[name]()
                 if writer:
                     full[name] = gathered.to(device="cpu", dtype=export.dtypes[name])
                 del gathered

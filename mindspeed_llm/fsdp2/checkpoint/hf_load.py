@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.adapter_names import without_adapters
 from mindspeed_llm.fsdp2.checkpoint.hf_names import ModelWeights, map_to_model
 from mindspeed_llm.fsdp2.checkpoint.weight_files import LazyTensor, full_index, open_weights
 from mindspeed_llm.fsdp2.models.initialize import local_slices, local_tensor
@@ -43,9 +44,9 @@ def read_weight_map(model: PreTrainedModel, folder: Path) -> ModelWeights:
 @torch.no_grad()
 def load_weights(model: PreTrainedModel, weights: ModelWeights) -> None:
     """Copy the stored values into the parameters and persistent buffers of `model` (DTensors or plain), casting to
-    theirs.
+    theirs. Adapters that the model got since `weights` were mapped are left alone.
     """
-    state = model.state_dict()
+    state = without_adapters(model.state_dict())
     for name, tensor in weights.tensors.items():
         target = state[name]
         index = local_slices(target)

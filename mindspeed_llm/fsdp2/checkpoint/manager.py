@@ -72,8 +72,13 @@ class CheckpointManager:
         total_limit: int | None,
         only_model: bool,
         asynchronous: bool,
+        export_file: str = "config.json",
     ) -> None:
-        """Raises CheckpointError when the folder cannot be written."""
+        """`export_file` is what the export of the trained model writes last.
+
+        Raises CheckpointError when the folder cannot be written.
+        """
+        self._export_file = export_file
         self._output_dir = output_dir
         self._folder = layout.checkpoints_folder(output_dir)
         self._facts = facts
@@ -203,7 +208,7 @@ class CheckpointManager:
             newest = self.newest()
             if newest is None or newest.resolve() != checkpoint.resolve():
                 return False
-            export, saved = self._output_dir / "config.json", checkpoint / layout.FILE_NAME
+            export, saved = self._output_dir / self._export_file, checkpoint / layout.FILE_NAME
             return export.exists() and export.stat().st_mtime >= saved.stat().st_mtime
 
         return not self._storage.gather(is_there())[0]

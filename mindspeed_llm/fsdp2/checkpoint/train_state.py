@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.adapter_names import is_adapter
 
 MODEL = "model"
 OPTIMIZER = "optimizer"
@@ -17,9 +18,13 @@ _STEP = "step"
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name; of tied ones the first name only."""
+    """Parameters and persistent buffers by name; of tied ones the first name only. Of a model with adapters these
+    alone: the rest stands in the files that it was started from.
+    """
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    return {f"{MODEL}.{name}": tensor for name, tensor in model.state_dict().items() if name not in tied}
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    adapters = {name: tensor for name, tensor in state.items() if is_adapter(name)}
+    return {f"{MODEL}.{name}": tensor for name, tensor in (adapters or state).items()}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

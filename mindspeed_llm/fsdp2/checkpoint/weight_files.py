@@ -157,14 +157,15 @@ def open_weights(folder: Path) -> dict[str, LazyTensor]:
     tensors: dict[str, LazyTensor] = {}
     origin: dict[str, Path] = {}
     for path in files:
-        for name, tensor in _open_file(path).items():
+        for name, tensor in open_file(path).items():
             if name in tensors:
                 raise UserError(f"tensor {name} is in two files: {origin[name]} and {path}; remove the stale one")
             tensors[name], origin[name] = tensor, path
     return tensors
 
 
-def _open_file(path: Path) -> dict[str, LazyTensor]:
+def open_file(path: Path) -> dict[str, LazyTensor]:
+    """The tensors of one file by name; reads its header only. Raises UserError where it is damaged."""
     if path.suffix not in _PICKLE_SUFFIXES:
         file = _SafetensorsFile(path)
         return {name: StoredTensor(file, name) for name in file.handle.keys()}  # noqa: SIM118 (not a dict)

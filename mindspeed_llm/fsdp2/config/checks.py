@@ -5,6 +5,7 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import why_unwritable
+from mindspeed_llm.fsdp2.config.adapter_files import read_adapter_config
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config
 from mindspeed_llm.fsdp2.config.data_checks import check_data, data_notices
 from mindspeed_llm.fsdp2.config.fields import FieldSpec, all_fields
@@ -13,6 +14,8 @@ from mindspeed_llm.fsdp2.config.inert import IDLE, INERT
 from mindspeed_llm.fsdp2.config.model_files import check_model_files
 from mindspeed_llm.fsdp2.config.not_available import NOT_AVAILABLE
 from mindspeed_llm.fsdp2.config.patterns import compile_pattern
+from mindspeed_llm.fsdp2.config.reference_model import naming_reference, reference_config
+from mindspeed_llm.fsdp2.config.types import comma_list
 from mindspeed_llm.fsdp2.config.values import from_yaml
 
 _DSA_MODELS = ("glm52", "deepseek_v4")
@@ -28,6 +31,7 @@ _MODEL_SWITCHES: dict[str, tuple[str, ...]] = {
     "optimization.use_triton_rmsnormgated": ("mamba3",),
 }
 _PATTERN_FIELDS = (
+    "model.freeze_modules",
     "model.quant_apply_modules",
     "model.quant_ignored_modules",
     "parallel.fsdp_modules",
@@ -56,9 +60,13 @@ def check_config(config: Config, *, world_size: int) -> list[str]:
     config.parallel.resolved_fsdp_size(world_size)
     _check_training(config)
     check_data(config)
+    _check_trainable(config)
     if config.training.profile:
         _check_profile(config, world_size)
     description = check_model_files(config.model)
+    if config.training.ref_model is not None and config.training.stage == "dpo":
+        with naming_reference(config):
+            check_model_files(reference_config(config).model)
     _check_output_dir(config)
     return [*_notices(config), *data_notices(config), *_length_notice(config, description)]
 
@@ -142,6 +150,40 @@ def _check_training(config: Config) -> None:
             )
 
 
+def _check_trainable(config: Config) -> None:
+    model = config.model
+    if not model.has_adapters:
+        if config.training.merge_adapter:
+            raise UserError(
+                "training.merge_adapter = true needs an adapter: set model.lora_rank or model.adapter_name_or_path"
+            )
+        return
+    source = "lora_rank" if model.lora_rank is not None else "adapter_name_or_path"
+    if model.freeze_modules:
+        raise UserError(
+            f"model.freeze_modules = {shown(model.freeze_modules)} and model.{source} = "
+            f"{shown(getattr(model, source))} disagree: all but the adapters is frozen. Say with lora_target which "
+            "layers get adapters."
+        )
+    if model.train_from_scratch:
+        raise UserError(
+            f"model.train_from_scratch = true and model.{source} = {shown(getattr(model, source))} disagree: adapters "
+            "change a model that has been trained. Set one of them back."
+        )
+    if not all(comma_list(model.lora_target)):
+        raise UserError(f"model.lora_target = {model.lora_target!r} is empty or has an empty name between its commas")
+    if model.adapter_name_or_path is None:
+        return
+    given = read_adapter_config(model.adapter_name_or_path)
+    for field, name in (("lora_rank", "r"), ("lora_alpha", "lora_alpha")):
+        value = getattr(model, field)
+        if value is not None and value != given[name]:
+            raise UserError(
+                f"model.{field} = {shown(value)} and model.adapter_name_or_path disagree: "
+                f"{model.adapter_name_or_path} has {name} {given[name]}. Leave {field} out."
+            )
+
+
 def _check_profile(config: Config, world_size: int) -> None:
     training = config.training
     start, end = training.profile_step_start, training.profile_step_end
@@ -196,6 +238,11 @@ def _no_effect(config: Config, spec: FieldSpec) -> str | None:
         row = IDLE[spec.key]
         other = value_of(config, row.because)
         return f"{row.because} is {shown(other)}" if row.idle(other) else None
+    if spec.key in ("model.lora_alpha", "model.lora_dropout", "model.lora_target"):
+        if not config.model.has_adapters:
+            return "neither model.lora_rank nor model.adapter_name_or_path is set"
+        is_given = config.model.adapter_name_or_path is not None and spec.key == "model.lora_target"
+        return "model.adapter_name_or_path is set, and the adapter has its own" if is_given else None
     if spec.key in ("training.per_device_eval_batch_size", "data.eval_max_samples", "data.eval_on_each_dataset"):
         return None if config.data.has_eval_data else "there is no evaluation data"
     return None

@@ -34,6 +34,12 @@ class Config:
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether DPO holds a second model: not where the reference is the model itself without its adapters."""
+        training = self.training
+        return training.stage == "dpo" and (training.ref_model is not None or not self.model.has_adapters)
+
 
 def resolved_dict(config: Config) -> dict[str, dict[str, Any]]:
     """Every field of every section as plain values, ready for YAML. Hub tokens are null, since the file is shared.

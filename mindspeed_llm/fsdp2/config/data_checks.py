@@ -29,7 +29,9 @@ def check_data(config: Config) -> None:
     _check_evaluation(config)
     if data.streaming:
         _check_streaming(config)
-    if data.train_on_prompt and data.mask_history:
+    if config.training.stage == "dpo":
+        _check_pairs(config)
+    if data.train_on_prompt and data.mask_history and config.training.stage == "sft":
         raise UserError(
             "data.train_on_prompt = true and data.mask_history = true disagree: the one trains on prompts, the other "
             "on the last answer only. Set one of them to false."
@@ -62,10 +64,11 @@ def _check_choice(field: str, choice: DatasetChoice | None) -> None:
 
 
 def _check_manager(config: Config) -> None:
-    if config.data.data_manager_type == "mg" and config.training.stage == "sft":
+    if config.data.data_manager_type == "mg" and config.training.stage != "pt":
         raise UserError(
-            "training.stage = sft and data.data_manager_type = mg disagree: mg cuts joined texts into samples of one "
-            "length, so it knows no prompts and answers. Use data.data_manager_type lf, or training.stage pt."
+            f"training.stage = {config.training.stage} and data.data_manager_type = mg disagree: mg cuts joined texts "
+            "into samples of one length, so it knows no prompts and answers. Use data.data_manager_type "
+            "lf, or training.stage pt."
         )
     if config.data.data_manager_type == "mg" and config.data.val_size > 0:
         raise UserError(
@@ -139,6 +142,21 @@ def _check_evaluation(config: Config) -> None:
                 raise UserError(
                     f"training.{field} = {str(value).lower()} needs evaluation data: set data.eval_dataset or {source}"
                 )
+
+
+def _check_pairs(config: Config) -> None:
+    data, training = config.data, config.training
+    for field in ("packing", "neat_packing", "streaming", "tokenized_path"):
+        if value := getattr(data, field):
+            raise UserError(
+                f"training.stage = dpo and data.{field} = {str(value).lower() if value is True else repr(value)} "
+                "disagree: pairs are read from records into rows of their own. Leave it out."
+            )
+    if training.dpo_label_smoothing and training.dpo_loss_type != "sigmoid":
+        raise UserError(
+            f"training.dpo_label_smoothing = {training.dpo_label_smoothing:g} and training.dpo_loss_type = "
+            f"{training.dpo_loss_type} disagree: only sigmoid has smooth labels. Set one of them back."
+        )
 
 
 def _check_streaming(config: Config) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mindspeed_llm.fsdp2.config.types import Decay, PositiveFloat, PositiveInt
+
 ModelId = Literal[
     "gpt_oss",
     "qwen3",
@@ -46,6 +48,27 @@ class ModelConfig:
 
     use_fast_tokenizer: bool = True
     """Take the fast (Rust) tokenizer."""
+
+    lora_rank: PositiveInt | None = None
+    """Train adapters (LoRA) of this rank and leave the model's own weights as they are. null: train the weights, unless
+    `adapter_name_or_path` is set."""
+
+    lora_alpha: PositiveFloat | None = None
+    """An adapter's output counts `lora_alpha / lora_rank` times. null: twice the rank."""
+
+    lora_dropout: Decay = 0.0
+    """Part of the inputs that adapters do not see in training."""
+
+    lora_target: str = "all"
+    """Comma separated names of the linear layers that get adapters: last words of module names such as `q_proj,v_proj`,
+    or more of them with dots. `all`: every linear layer but the output head."""
+
+    adapter_name_or_path: str | None = None
+    """Folder of an adapter in PEFT's format to go on training from; rank, alpha and targets are those of the
+    adapter."""
+
+    freeze_modules: list[str] = field(default_factory=list)
+    """Patterns of modules whose weights stay as they are, as in `parallel.fsdp_modules`."""
 
     resize_vocab: bool = False
     """Grow the embeddings when added tokens need more rows than the model has."""
@@ -94,3 +117,8 @@ class ModelConfig:
 
     fsdp_low_precision_all_gather_mode: Literal["on-demand", "all"] = "on-demand"
     """Gather the layout that the coming pass needs, or both layouts at once."""
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained instead of the model's own weights."""
+        return self.lora_rank is not None or self.adapter_name_or_path is not None

@@ -35,6 +35,13 @@ _KNOWN_ELSEWHERE = {
     "min_learning_rate": "training.min_lr",
     "lr_decay_style": "training.lr_scheduler_type",
     "lr_warmup_fraction": "training.warmup_ratio",
+    "lora_r": "model.lora_rank",
+    "lora_target_modules": "model.lora_target",
+    "lora_load": "model.adapter_name_or_path",
+    "pref_beta": "training.dpo_beta",
+    "pref_loss": "training.dpo_loss_type",
+    "beta": "training.dpo_beta",
+    "loss_type": "training.dpo_loss_type",
     "no_shuffle": "training.disable_shuffling",
     "clip_grad": "training.max_grad_norm",
     "epochs": "training.num_train_epochs",
@@ -42,21 +49,26 @@ _KNOWN_ELSEWHERE = {
 }
 
 
-_LORA = "LoRA is not available yet: training changes all weights"
+_KINDS = (
+    "what is trained follows from other fields: adapters with model.lora_rank or model.adapter_name_or_path, else all "
+    "weights but those of model.freeze_modules"
+)
+_PLAIN_ONLY = "adapters are plain LoRA on linear layers (model.lora_rank, model.lora_alpha, model.lora_target)"
 _NOT_HERE = {
-    "finetuning_type": _LORA,
-    "peft": _LORA,
-    "pissa_init": _LORA,
-    "use_dora": _LORA,
-    "additional_target": _LORA,
+    "finetuning_type": _KINDS,
+    "peft": _KINDS,
+    "pissa_init": _PLAIN_ONLY,
+    "use_dora": _PLAIN_ONLY,
+    "use_rslora": _PLAIN_ONLY,
+    "additional_target": _PLAIN_ONLY,
 }
 
 
 def not_here(section: str, name: str = "") -> str | None:
     """Why a field known from other trainers does not exist, where its feature as a whole is missing."""
     bare = name.replace("-", "_").lower()
-    if any(word.removeprefix("q").startswith("lora") for word in (section.lower(), bare)):
-        return _LORA
+    if section.lower() in ("lora", "peft") or "qlora" in (section.lower(), bare):
+        return _PLAIN_ONLY
     return _NOT_HERE.get(bare)
 
 

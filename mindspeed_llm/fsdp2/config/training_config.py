@@ -12,6 +12,7 @@ from mindspeed_llm.fsdp2.config.types import (
     PositiveInt,
     Ratio,
     Seed,
+    Smoothing,
 )
 
 
@@ -101,8 +102,25 @@ class TrainingConfig:
     mtp_loss_scaling_factor: NonNegativeFloat = 0.3
     """Weight of the multi-token prediction loss."""
 
-    stage: Literal["pt", "sft"] = "sft"
-    """`pt`: pre-training on texts. `sft`: fine-tuning on conversations."""
+    stage: Literal["pt", "sft", "dpo"] = "sft"
+    """`pt`: pre-training on texts. `sft`: fine-tuning on conversations. `dpo`: preference optimisation on pairs of a
+    chosen and a rejected reply."""
+
+    dpo_loss_type: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    """Loss on a pair. `ipo` compares means per token, the others sums."""
+
+    dpo_beta: PositiveFloat = 0.1
+    """How strongly a reply's log probability may move away from the reference: less with a larger value."""
+
+    dpo_label_smoothing: Smoothing = 0.0
+    """Part of the pairs that are taken to be labelled the wrong way round. Loss `sigmoid` only."""
+
+    pref_ftx: NonNegativeFloat = 0.0
+    """Weight of the mean cross entropy per token of the chosen reply that is added to the loss of a pair."""
+
+    ref_model: str | None = None
+    """Model directory of the reference, with the vocabulary of the model. null: the model as `model_name_or_path` has
+    it; with adapters no second copy is held, since the model without them is just that."""
 
     calculate_per_token_loss: bool = False
     """Weight every token of the global batch equally."""
@@ -147,7 +165,12 @@ class TrainingConfig:
     """Also export the model in Hugging Face format at every checkpoint, to `output_dir/hf/global_step_N`."""
 
     save_hf_weights: bool = True
-    """Export the trained model in Hugging Face format to `output_dir` at the end."""
+    """Export the trained model in Hugging Face format to `output_dir` at the end; with adapters, the adapter in PEFT's
+    format."""
+
+    merge_adapter: bool = False
+    """With adapters: at every export also write the model with the adapter added to its weights, to the folder `merged`
+    beside the adapter's files."""
 
     profile: bool = False
     """Record a profile with torch's profiler (torch_npu's on Ascend)."""

@@ -38,6 +38,8 @@ PositiveFloat = Annotated[float, Range(above=0)]
 NonNegativeFloat = Annotated[float, Range(minimum=0)]
 Ratio = Annotated[float, Range(minimum=0, maximum=1)]
 Decay = Annotated[float, Range(minimum=0, below=1)]
+# At a half, two labels would be equally right.
+Smoothing = Annotated[float, Range(minimum=0, below=0.5)]
 
 
 def comma_list(text: str | None) -> list[str]:

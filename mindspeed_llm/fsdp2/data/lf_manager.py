@@ -12,9 +12,11 @@ import numpy as np
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.cache import build_once, cache_key, files_identity, stored
+from mindspeed_llm.fsdp2.data.entries import record_entries
 from mindspeed_llm.fsdp2.data.lf_samples import PackedSamples, StoredSamples
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition, EpochOrder
+from mindspeed_llm.fsdp2.data.pairs import PairCollator, PairStore, StoredPairs
 from mindspeed_llm.fsdp2.data.renderers import chosen_template, make_renderer
 from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource, LoaderOptions, MapTrainSource, SampleSet, TrainSource
@@ -22,10 +24,11 @@ from mindspeed_llm.fsdp2.data.stream import RecordStream, StreamTrainSource
 from mindspeed_llm.fsdp2.data.tokenized_path import load_tokenized, save_tokenized, tokenized_exists
 from mindspeed_llm.tasks.preprocess.chunks import Work
 from mindspeed_llm.tasks.preprocess.conversation_work import ConversationWork
-from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.engine import tokenize_files
 from mindspeed_llm.tasks.preprocess.mixing import mix, resample
 from mindspeed_llm.tasks.preprocess.packing import plan_packs
+from mindspeed_llm.tasks.preprocess.pairwise_work import PairwiseWork
 from mindspeed_llm.tasks.preprocess.sample_store import SampleStore
 from mindspeed_llm.tasks.preprocess.samples import SampleOptions
 from mindspeed_llm.tasks.preprocess.text_work import TextColumn, TextWork
@@ -44,7 +47,8 @@ class LFDataManager:
         self._config, self._tokenizer, self._cache_dir = config, tokenizer, cache_dir
         self._data, self._training = config.data, config.training
         self._tokenizer_identity = as_tokenizer(tokenizer).identity()
-        is_chat = self._training.stage == "sft"
+        is_chat = self._training.stage != "pt"
+        self._is_pairs = self._training.stage == "dpo"
         self._template = chosen_template(self._data, tokenizer) if is_chat else None
         self._renderer = make_renderer(self._data, tokenizer) if is_chat else None
         self._packs = self._data.packing or self._data.neat_packing
@@ -85,7 +89,7 @@ class LFDataManager:
         if self._data.dataset is None:
             raise UserError(f"data.dataset is not set, and data.tokenized_path {path} holds no data yet")
         with naming("data.dataset"):
-            entries = resolve_datasets(self._data.dataset, self._data.dataset_dir)
+            entries = record_entries(self._config, self._data.dataset, "data.dataset")
             train, held_out = self._hold_out(self._mixed(entries), [entry.name for entry in entries])
         if self._data.eval_dataset is not None:
             held_out = self._evaluation_sets()
@@ -117,11 +121,13 @@ class LFDataManager:
     def _evaluation_sets(self) -> EvalSets:
         """The samples of `eval_dataset`."""
         with naming("data.eval_dataset"):
-            entries = resolve_datasets(self._data.eval_dataset, self._data.dataset_dir, field="data.eval_dataset")
+            entries = record_entries(self._config, self._data.eval_dataset, "data.eval_dataset")
             stores = [self._store(entry, purpose="evaluate") for entry in entries]
-            return self._by_set(concatenated(stores), [entry.name for entry in entries])
+            return self._by_set(
+                self._samples(stores, *mix([len(store) for store in stores])), [entry.name for entry in entries]
+            )
 
-    def _store(self, entry: DatasetEntry, *, purpose: str) -> SampleStore:
+    def _store(self, entry: DatasetEntry, *, purpose: str) -> SampleStore | PairStore:
         """The tokenized samples of one data set, from the cache or made now."""
         data = self._data
         key = cache_key(
@@ -159,7 +165,7 @@ class LFDataManager:
             overwrite=data.overwrite_cache,
             purpose=purpose,
         )
-        return SampleStore(prefix)
+        return PairStore(prefix) if self._is_pairs else SampleStore(prefix)
 
     def work(self, entry: DatasetEntry) -> Work:
         """What is done with the records of a data set."""
@@ -173,6 +179,8 @@ class LFDataManager:
                 piece_length=data.cutoff_len,
                 drop_single_tokens=True,
             )
+        if self._is_pairs:
+            return PairwiseWork(self._renderer, SampleOptions(data.cutoff_len), [entry.layout])
         options = SampleOptions(data.cutoff_len, data.train_on_prompt, data.mask_history)
         return ConversationWork(self._renderer, options, [entry.layout])
 
@@ -187,7 +195,10 @@ class LFDataManager:
         for number, place in enumerate(places):
             mine = sets == number
             samples[mine] = place[samples[mine]]
-        return StoredSamples(stores, sets, samples)
+        return self._samples(stores, sets, samples)
+
+    def _samples(self, stores: Sequence[Any], sets: np.ndarray, samples: np.ndarray) -> StoredSamples:
+        return (StoredPairs if self._is_pairs else StoredSamples)(stores, sets, samples)
 
     @property
     def _seed(self) -> int:
@@ -234,13 +245,14 @@ class LFDataManager:
         )
         return PackedSamples(samples, members, offsets, isolate=self._data.neat_packing)
 
-    def _collator(self, *, packed: bool) -> Collator:
+    def _collator(self, *, packed: bool) -> Collator | PairCollator:
         pad = self._tokenizer.pad_token_id
-        return Collator(
+        collator = Collator(
             pad_token_id=pad if pad is not None else 0,
             fixed_length=self._data.cutoff_len if packed else None,
             isolate_segments=packed and self._data.neat_packing,
         )
+        return PairCollator(collator) if self._is_pairs else collator
 
     def _eval_sources(self, sets: EvalSets, split: BatchSplit) -> EvalSource | dict[str, EvalSource] | None:
         # Evaluation rows are never packed: the loss of a sample is that of the sample alone.
@@ -266,7 +278,7 @@ class LFDataManager:
                 "data.streaming and data.packing exclude each other: packing looks at whole batches of samples"
             )
         with naming("data.dataset"):
-            entries = resolve_datasets(data.dataset, data.dataset_dir)
+            entries = record_entries(self._config, data.dataset, "data.dataset")
         source = StreamTrainSource(
             RecordStream(
                 entries,
@@ -290,8 +302,3 @@ class LFDataManager:
         if data.val_size:
             sources = self._eval_source(source.stream.held_out(), split)
         return source, sources
-
-
-def concatenated(stores: Sequence[SampleStore]) -> StoredSamples:
-    """All samples of all stores, one store after the other."""
-    return StoredSamples(stores, *mix([len(store) for store in stores]))

@@ -1,17 +1,17 @@
 """Sample sets of manager `lf`: records, one sample each, or several packed into one row."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from mindspeed_llm.fsdp2.data.sample import Sample, shifted
-from mindspeed_llm.tasks.preprocess.sample_store import SampleStore
 
 
 class StoredSamples:
-    """Sample i is sample `samples[i]` of store `stores[sets[i]]`."""
+    """Sample i is sample `samples[i]` of store `stores[sets[i]]`; a store is a `SampleStore`."""
 
-    def __init__(self, stores: Sequence[SampleStore], sets: np.ndarray, samples: np.ndarray) -> None:
+    def __init__(self, stores: Sequence[Any], sets: np.ndarray, samples: np.ndarray) -> None:
         self.stores, self.sets, self.samples = stores, sets, samples
 
     def __len__(self) -> int:
@@ -32,7 +32,7 @@ class StoredSamples:
 
     def take(self, chosen: np.ndarray) -> "StoredSamples":
         """The samples at the given places (indices or a mask)."""
-        return StoredSamples(self.stores, self.sets[chosen], self.samples[chosen])
+        return type(self)(self.stores, self.sets[chosen], self.samples[chosen])
 
     def __getitem__(self, index: int) -> Sample:
         ids, labels = self.tokens(index)

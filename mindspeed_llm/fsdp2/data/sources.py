@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,18 +12,22 @@ from torch.utils.data import DataLoader, Dataset
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.data.order import FILLER, BatchSplit, DataPosition, EpochOrder, IndexOrder
-from mindspeed_llm.fsdp2.data.sample import Collator, Sample
+from mindspeed_llm.fsdp2.data.sample import Sample
 from mindspeed_llm.tasks.preprocess.samples import IGNORE_INDEX
 
 Batch = dict[str, Any]
 
 
+Collate = Callable[[Sequence[Any]], Batch]
+"""Rows of a sample set, or None for a row that only fills up -> a micro batch (`Collator`, `PairCollator`)."""
+
+
 class SampleSet(Protocol):
-    """Samples by number."""
+    """Samples by number, or pairs of them; either has `labels`."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Any: ...
 
 
 class TrainSource(Protocol):
@@ -84,7 +88,7 @@ class MapTrainSource:
         samples: SampleSet,
         order: EpochOrder | IndexOrder,
         split: BatchSplit,
-        collator: Collator,
+        collator: Collate,
         *,
         num_train_epochs: float,
         max_steps: int,
@@ -151,7 +155,7 @@ class EvalSource:
     def __init__(
         self,
         samples: SampleSet,
-        collator: Collator,
+        collator: Collate,
         *,
         rank: int,
         num_ranks: int,

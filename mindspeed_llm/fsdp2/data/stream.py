@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.order import BatchSplit, DataPosition
-from mindspeed_llm.fsdp2.data.sample import Collator, Sample, shifted
-from mindspeed_llm.fsdp2.data.sources import Batch, LoaderOptions
+from mindspeed_llm.fsdp2.data.sample import Sample, shifted
+from mindspeed_llm.fsdp2.data.sources import Batch, Collate, LoaderOptions
 from mindspeed_llm.tasks.preprocess.chunks import Summary, Work
 from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.mixing import interleaved
@@ -126,7 +126,7 @@ class StreamTrainSource:
         self,
         stream: RecordStream,
         split: BatchSplit,
-        collator: Collator,
+        collator: Collate,
         *,
         max_steps: int,
         loader: LoaderOptions | None = None,
@@ -164,7 +164,7 @@ class StreamTrainSource:
 class _StreamRows(IterableDataset):
     """The micro batches of one rank in `steps` optimizer steps, after `taken` samples."""
 
-    def __init__(self, stream: RecordStream, split: BatchSplit, collator: Collator, taken: int, steps: int) -> None:
+    def __init__(self, stream: RecordStream, split: BatchSplit, collator: Collate, taken: int, steps: int) -> None:
         self._stream, self._split, self._collator, self._taken, self._steps = stream, split, collator, taken, steps
 
     def __iter__(self) -> Iterator[Batch]:

@@ -6,13 +6,20 @@ from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
+from mindspeed_llm.fsdp2.data.entries import record_entries
 from mindspeed_llm.fsdp2.data.naming import naming
-from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.engine import empty_files
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
-from mindspeed_llm.tasks.preprocess.records import FORMATS, UnusableRecord, missing_column, to_conversation
+from mindspeed_llm.tasks.preprocess.records import (
+    FORMATS,
+    UnusableRecord,
+    missing_column,
+    to_conversation,
+    to_preference,
+)
 from mindspeed_llm.tasks.preprocess.templates import load_template
 from mindspeed_llm.tasks.preprocess.text_work import column_text
 
@@ -26,7 +33,7 @@ def validate_data(config: Config) -> None:
     folder, a missing column, a damaged indexed file, a template or tool format that does not exist.
     """
     data = config.data
-    if config.training.stage == "sft":
+    if config.training.stage != "pt":
         template = load_template(data.template or "empty")
         template.with_options(tool_format=data.tool_format)
     kept = data.tokenized_path is not None and (Path(data.tokenized_path) / _TOKENIZED_INFO).is_file()
@@ -41,8 +48,8 @@ def validate_data(config: Config) -> None:
                         raise UserError(f"indexed data set {prefix} holds no documents")
                 entries = inputs.texts
             else:
-                entries = resolve_datasets(dataset, data.dataset_dir, field=field)
-            _check_entries(entries, is_chat=config.training.stage == "sft")
+                entries = record_entries(config, dataset, field)
+            _check_entries(entries, is_chat=config.training.stage != "pt")
 
 
 def _check_entries(entries: Sequence[DatasetEntry], *, is_chat: bool) -> None:
@@ -58,12 +65,16 @@ def _check_entries(entries: Sequence[DatasetEntry], *, is_chat: bool) -> None:
 
 
 def _check_conversation(entry: DatasetEntry, record: Record) -> None:
-    for name in dict.fromkeys((*FORMATS[entry.formatting].required, *entry.given_columns)):
+    required = FORMATS[entry.formatting].required
+    if entry.ranking:
+        required = (*(name for name in required if name != "response"), "chosen", "rejected")
+    for name in dict.fromkeys((*required, *entry.given_columns)):
         column = entry.columns.get(name)
         if column is not None and column not in record.data:
             raise missing_column(record, name, column)
     try:
-        to_conversation(record, entry.formatting, entry.columns, entry.tags)
+        read = to_preference if entry.ranking else to_conversation
+        read(record, entry.formatting, entry.columns, entry.tags)
     except UnusableRecord:
         # Counted and reported when the data is prepared; the layout is right.
         return

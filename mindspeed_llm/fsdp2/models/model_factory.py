@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
@@ -15,12 +16,17 @@ from mindspeed_llm.fsdp2.checkpoint.hf_load import load_weights, read_weight_map
 from mindspeed_llm.fsdp2.checkpoint.hf_names import ModelWeights
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.fsdp2.config.reference_model import naming_reference, reference_config
 from mindspeed_llm.fsdp2.distributed.fsdp import ShardedModel
 from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
 from mindspeed_llm.fsdp2.distributed.parallelize import check_patterns, parallelize
 from mindspeed_llm.fsdp2.models.fused import apply_fused_operators, choose_attention
 from mindspeed_llm.fsdp2.models.initialize import initialize_computed_buffers, initialize_weights
+from mindspeed_llm.fsdp2.models.trainable import choose_trainable
 from mindspeed_llm.observability.log import get_logger
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 logger = get_logger(__name__)
 
@@ -30,13 +36,15 @@ class BuiltModel:
     """A sharded model on its device.
 
     `source_config` is the configuration as it was read, before anything was set for training; `source_dtypes` holds the
-    dtype on disk of each parameter that came from files (empty when trained from scratch).
+    dtype on disk of each parameter that came from files, by its name without adapters (empty when trained from
+    scratch); `adapter` is what adapter_config.json says, None without adapters.
     """
 
     model: PreTrainedModel
     sharded: ShardedModel
     source_config: PretrainedConfig
     source_dtypes: dict[str, torch.dtype]
+    adapter: LoraConfig | None = None
 
     def export_dtype(self, name: str) -> torch.dtype:
         """The dtype that parameter `name` has in the source; for a model from scratch the one of its configuration."""
@@ -50,6 +58,17 @@ class ModelFactory:
     """`ModelFactory.create(config, mesh=..., device=...)`: a sharded model with its weights loaded."""
 
     @staticmethod
+    def create_reference(config: Config, *, mesh: DataMesh, device: torch.device) -> BuiltModel:
+        """The second model of DPO, sharded as the first: `training.ref_model`, or the model as it was before training
+        (whatever a checkpoint holds).
+
+        Raises:
+            UserError: as `create`.
+        """
+        with naming_reference(config):
+            return ModelFactory.create(reference_config(config), mesh=mesh, device=device)
+
+    @staticmethod
     def create(config: Config, *, mesh: DataMesh, device: torch.device, from_checkpoint: bool = False) -> BuiltModel:
         """Build, shard and fill the model that the configuration names.
 
@@ -58,9 +77,11 @@ class ModelFactory:
 
         With `from_checkpoint` the weights are left empty for a checkpoint to fill, whatever the configuration says, so
         that a resumed run needs no more memory than it needs to train; of the weight files only the headers are read.
+        Where adapters are trained, a checkpoint has no more than these, and the model's own weights are read as ever.
 
         Raises:
-            UserError: the class does not exist, weights do not fit, a module pattern matches nothing.
+            UserError: the class does not exist, weights do not fit, a module pattern matches nothing, or see
+                `choose_trainable`.
         """
         source_config = load_model_config(config.model)
         model_config = copy.deepcopy(source_config)
@@ -72,12 +93,13 @@ class ModelFactory:
         for line in apply_fused_operators(model, config.optimization):
             logger.info(line)
         weights = _weight_map(config.model, model) if from_meta and not config.model.train_from_scratch else None
+        adapter = choose_trainable(model, config.model)
         sharded = parallelize(model, mesh=mesh, config=config.parallel)
         if from_meta:
             model.to_empty(device=device)
             model.tie_weights()
             if weights is not None:
-                if not from_checkpoint:
+                if adapter is not None or not from_checkpoint:
                     load_weights(model, weights)
                 source_dtypes = {name: tensor.dtype for name, tensor in weights.tensors.items()}
             elif not from_checkpoint:
@@ -85,8 +107,18 @@ class ModelFactory:
             initialize_computed_buffers(model)
         else:
             model.to(device)
+        if adapter is not None and not from_checkpoint:
+            from mindspeed_llm.fsdp2.models.adapters import fill_adapters
+
+            fill_adapters(model, config.model, seed=config.training.seed)
         model.generation_config = load_generation_config(config.model, source_config)
-        return BuiltModel(model=model, sharded=sharded, source_config=source_config, source_dtypes=source_dtypes)
+        return BuiltModel(
+            model=model,
+            sharded=sharded,
+            source_config=source_config,
+            source_dtypes=source_dtypes,
+            adapter=adapter,
+        )
 
 
 def load_model_config(config: ModelConfig) -> PretrainedConfig:

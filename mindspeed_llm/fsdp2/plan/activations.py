@@ -111,7 +111,7 @@ def activation_peak(
             for tensor in [*model.parameters(), *model.buffers(), input_ids, labels]:
                 alone.ignore(tensor)
                 together.ignore(tensor)
-            for parameter in model.parameters():
+            for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
                 parameter.register_post_accumulate_grad_hook(finish_gradient)
             model.train()
             with alone, together:

@@ -13,11 +13,12 @@ from transformers import PreTrainedTokenizerBase
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.config.data_config import DatasetChoice
+from mindspeed_llm.fsdp2.data.entries import record_entries
 from mindspeed_llm.fsdp2.data.lf_manager import LFDataManager
 from mindspeed_llm.fsdp2.data.naming import naming
 from mindspeed_llm.fsdp2.data.tokenized_path import check_settings, tokenized_exists
 from mindspeed_llm.tasks.preprocess.chunks import Summary, Work
-from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry, resolve_datasets
+from mindspeed_llm.tasks.preprocess.dataset_info import DatasetEntry
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.pretrain_inputs import resolve_inputs
 from mindspeed_llm.tasks.preprocess.readers import read_file
@@ -84,7 +85,7 @@ def _record_samples(
     config: Config, manager: LFDataManager, dataset: DatasetChoice | None, field: str
 ) -> list[DataSample]:
     data = config.data
-    entries = resolve_datasets(dataset, data.dataset_dir, field=field)
+    entries = record_entries(config, dataset, field)
     return [_first_records(entry, manager.work(entry), data.max_samples) for entry in entries]
 
 

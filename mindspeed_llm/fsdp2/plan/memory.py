@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,10 @@ _FP32_BYTES = 4
 class MemoryPlan:
     """Bytes of one rank.
 
-    weights, gradients: the fp32 shards. optimizer: AdamW's two fp32 moments. gathered: whole weights of the groups that
-    are in use at once. in_flight: whole gradients of groups on their way to being reduced, or, with gradient
-    accumulation, of the whole model. activations: one micro batch; None where the model could not be traced.
+    weights: the fp32 shards, those of a reference model included. gradients: those of what is trained. optimizer:
+    AdamW's two fp32 moments of the same. gathered: whole weights of the groups that are in use at once. in_flight:
+    whole gradients of groups on their way to being reduced, or, with gradient accumulation, of the whole model.
+    activations: one micro batch; None where the model could not be traced.
     """
 
     weights: int
@@ -57,29 +58,38 @@ def plan_memory(model: PreTrainedModel, config: Config, *, shards: int) -> tuple
     """
     parallel, training = config.parallel, config.training
     compute, reduce = DTYPES[parallel.param_dtype], DTYPES[parallel.reduce_dtype]
-    replicated = _numel(find_modules(model, parallel.ignored_modules or (), field="parallel.ignored_modules").values())
+    ignored = find_modules(model, parallel.ignored_modules or (), field="parallel.ignored_modules").values()
+    replicated = _numel(ignored)
     total = sum(parameter.numel() for parameter in model.parameters())
     local = -(-(total - replicated) // shards) + replicated
-    groups = [_numel(group) for group in module_groups(model, parallel)]
+    modules = module_groups(model, parallel)
+    groups = [_numel(group) for group in modules]
     root = total - replicated - sum(groups)
-    gathered, in_flight = _gathered(groups, root, config), _in_flight(groups, root, total, config)
+    trained_replicated, trained_groups = _trained(ignored), [_trained(group) for group in modules]
+    trained = _trained([model])
+    trained_local = -(-(trained - trained_replicated) // shards) + trained_replicated
+    trained_root = trained - trained_replicated - sum(trained_groups)
+    gathered = _gathered(groups, root, config)
+    in_flight = _in_flight(trained_groups, trained_root, trained, config)
     if parallel.recompute:
         apply_recompute(find_modules(model, parallel.recompute_modules, field="parallel.recompute_modules"))
     reason = None
     try:
         activations = activation_peak(
             model,
-            micro_batch=training.per_device_train_batch_size,
+            # A pair has two rows.
+            micro_batch=training.per_device_train_batch_size * (2 if training.stage == "dpo" else 1),
             sequence=config.data.cutoff_len,
             dtype=compute,
-            gradient_itemsize=_FP32_BYTES * local / total,
+            gradient_itemsize=_FP32_BYTES * trained_local / trained,
         )
     except Exception as error:  # any operator of any model may refuse; the plan then says so and leaves the part out
         activations, reason = None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     plan = MemoryPlan(
-        weights=local * _FP32_BYTES,
-        gradients=local * _FP32_BYTES,
-        optimizer=2 * local * _FP32_BYTES,
+        # The reference is taken to be as large as the model.
+        weights=local * (2 if config.needs_reference else 1) * _FP32_BYTES,
+        gradients=trained_local * _FP32_BYTES,
+        optimizer=2 * trained_local * _FP32_BYTES,
         gathered=gathered * compute.itemsize,
         in_flight=in_flight * _in_flight_bytes(compute, reduce, training.gradient_accumulation_steps),
         activations=activations,
@@ -109,6 +119,11 @@ def _in_flight_bytes(compute: torch.dtype, reduce: torch.dtype, accumulation: in
     return compute.itemsize + reduce.itemsize
 
 
-def _numel(modules: Sequence[nn.Module] | object) -> int:
-    parameters = {parameter for module in modules for parameter in module.parameters()}  # type: ignore[attr-defined]
+def _numel(modules: Iterable[nn.Module]) -> int:
+    parameters = {parameter for module in modules for parameter in module.parameters()}
     return sum(parameter.numel() for parameter in parameters)
+
+
+def _trained(modules: Iterable[nn.Module]) -> int:
+    parameters = {parameter for module in modules for parameter in module.parameters()}
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -14,6 +14,7 @@ from mindspeed_llm.fsdp2.distributed.fsdp import DTYPES
 from mindspeed_llm.fsdp2.models.counts import ModelSize, model_size
 from mindspeed_llm.fsdp2.models.model_factory import build_on_meta
 from mindspeed_llm.fsdp2.models.preflight import preflight
+from mindspeed_llm.fsdp2.models.trainable import choose_trainable
 from mindspeed_llm.fsdp2.plan.activations import BALANCED_EXPERTS, register_balanced_experts
 from mindspeed_llm.fsdp2.plan.data_sample import DataSample, sample_data
 from mindspeed_llm.fsdp2.plan.memory import MemoryPlan, plan_memory
@@ -49,13 +50,16 @@ def print_plan(config: Config, *, world_size: int) -> None:
 def _traceable(config: Config, model_config: PretrainedConfig) -> torch.nn.Module:
     """The model again, with experts that run without values."""
     register_balanced_experts()
-    return build_on_meta(config, model_config, experts=BALANCED_EXPERTS)
+    model = build_on_meta(config, model_config, experts=BALANCED_EXPERTS)
+    choose_trainable(model, config.model)
+    return model
 
 
 def _model_lines(config: Config, name: str, size: ModelSize) -> list[str]:
     return [
         f"Model            {config.model.model_name_or_path} ({name})",
         f"  parameters     {size.total:,}" + (f" ({size.active:,} per token)" if size.active < size.total else ""),
+        *([f"  trained        {size.trainable:,} of them"] if size.trainable < size.total else []),
         f"  compute dtype  {config.parallel.param_dtype}, master weights fp32",
     ]
 
@@ -103,7 +107,9 @@ def _check_disk(config: Config, size: ModelSize) -> None:
     if not config.training.save_hf_weights:
         return
     dtype = config.training.hf_export_dtype
-    needed = size.total * (DTYPES[dtype].itemsize if dtype else 4)
+    is_whole = not config.model.has_adapters or config.training.merge_adapter
+    exported = (size.total if is_whole else 0) + (size.trainable if config.model.has_adapters else 0)
+    needed = exported * (DTYPES[dtype].itemsize if dtype else 4)
     folder = Path(config.training.output_dir).absolute()
     while not folder.exists():
         folder = folder.parent

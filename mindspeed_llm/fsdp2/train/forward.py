@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,25 +20,31 @@ Batch = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatchLoss:
-    """`nll_sum`: sum over the targets, fp32, with its graph. `aux_loss`: the router's loss of this micro batch, or
-    None.
+    """`nll_sum`: sum over the targets, or for pairs the sum of their losses, fp32, with its graph. `aux_loss`: the
+    router's loss of this micro batch, or None. `metrics`: further sums over the same, without a graph.
     """
 
     nll_sum: torch.Tensor
     aux_loss: torch.Tensor | None
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-def forward_loss(
-    model: PreTrainedModel, batch: Batch, *, device: torch.device, with_aux_loss: bool = False
-) -> MicroBatchLoss:
-    """Run `batch` and sum the cross entropy of its targets."""
+def model_inputs(batch: Batch, device: torch.device, *, with_aux_loss: bool = False) -> dict[str, Any]:
+    """What a model is called with for `batch`."""
     inputs: dict[str, Any] = {}
     for name in ("input_ids", "attention_mask", "position_ids"):
         if batch.get(name) is not None:
             inputs[name] = batch[name].to(device, non_blocking=True)
     if with_aux_loss:
         inputs["output_router_logits"] = True
-    output = model(**inputs, use_cache=False)
+    return inputs
+
+
+def forward_loss(
+    model: PreTrainedModel, batch: Batch, *, device: torch.device, with_aux_loss: bool = False
+) -> MicroBatchLoss:
+    """Run `batch` and sum the cross entropy of its targets."""
+    output = model(**model_inputs(batch, device, with_aux_loss=with_aux_loss), use_cache=False)
     labels = batch["labels"].to(device, non_blocking=True)
     aux_loss = output.aux_loss if with_aux_loss else None
     return MicroBatchLoss(nll_sum=cross_entropy_sum(output.logits, labels), aux_loss=aux_loss)

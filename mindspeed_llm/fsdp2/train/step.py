@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -16,14 +16,17 @@ from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
 from mindspeed_llm.fsdp2.optim.clip import clip_factor, gradient_norm, scale_gradients
 from mindspeed_llm.fsdp2.optim.loss_scaler import LossScaler
 from mindspeed_llm.fsdp2.train.forward import Batch, forward_loss
+from mindspeed_llm.fsdp2.train.preference import PairLoss
 from mindspeed_llm.tasks.losses.cross_entropy import count_targets
+from mindspeed_llm.tasks.losses.preference import METRICS
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     """What one optimizer step did, the same on every rank.
 
-    `nll_sum` and `targets` are over the whole global batch; `aux_loss` is the mean over micro batches and ranks;
+    `nll_sum` and `targets` are over the whole global batch; for pairs the one is the sum of their losses, the other
+    their number, and `metrics` are further means over them. `aux_loss` is the mean over micro batches and ranks;
     `grad_norm` is before clipping; `updated` is False where the step was skipped (no target in the whole batch, or an
     fp16 overflow). `signals` are the sums over the ranks of what each passed in.
     """
@@ -36,10 +39,11 @@ class StepResult:
     grad_norm: float
     updated: bool
     signals: tuple[int, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
-        """Mean negative log likelihood per target."""
+        """Mean negative log likelihood per target, or mean loss per pair."""
         return self.nll_sum / self.targets if self.targets else 0.0
 
 
@@ -56,7 +60,10 @@ class OptimizerStep:
         device: torch.device,
         config: TrainingConfig,
         scaler: LossScaler,
+        pairs: PairLoss | None = None,
     ) -> None:
+        """`pairs`: the loss of micro batches of pairs; None: cross entropy."""
+        self._pairs = pairs
         self._model, self._sharded, self._optimizer = model, sharded, optimizer
         self._mesh, self._device, self._config, self._scaler = mesh, device, config, scaler
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -71,9 +78,11 @@ class OptimizerStep:
         aux_coefficient = self._config.router_aux_loss_coef
         nll_sum = torch.zeros((), dtype=torch.float32, device=self._device)
         aux_sum = torch.zeros((), dtype=torch.float32, device=self._device)
+        metric_sums = torch.zeros(len(METRICS) if self._pairs else 0, dtype=torch.float32, device=self._device)
+        forward = self._pairs.forward if self._pairs else forward_loss
         for position, batch in enumerate(micro_batches):
             set_micro_step(self._sharded, is_last=position == len(micro_batches) - 1)
-            result = forward_loss(self._model, batch, device=self._device, with_aux_loss=aux_coefficient > 0)
+            result = forward(self._model, batch, device=self._device, with_aux_loss=aux_coefficient > 0)
             loss = result.nll_sum * (self._mesh.size / max(targets, 1))
             # Rows that only fill up the last global batch of an epoch must not teach the router.
             if result.aux_loss is not None:
@@ -82,11 +91,13 @@ class OptimizerStep:
                 aux_sum += result.aux_loss.detach() * weight
             (loss * self._scaler.factor).backward()
             nll_sum += result.nll_sum.detach()
+            if self._pairs:
+                metric_sums += torch.stack([result.metrics[name] for name in METRICS])
         reduce_replicated_gradients(self._sharded, self._mesh.size)
 
-        sums = torch.stack([nll_sum, aux_sum])
+        sums = torch.cat([torch.stack([nll_sum, aux_sum]), metric_sums])
         dist.all_reduce(sums)
-        nll, aux = sums.tolist()
+        nll, aux, *of_pairs = sums.tolist()
         norm, updated = self._update(learning_rate, has_targets=targets > 0)
         return StepResult(
             nll_sum=nll,
@@ -97,11 +108,17 @@ class OptimizerStep:
             grad_norm=norm,
             updated=updated,
             signals=tuple(signal_sums),
+            metrics=dict(zip(METRICS, (total / max(targets, 1) for total in of_pairs), strict=False)),
         )
 
     def _sum_over_ranks(self, micro_batches: Sequence[Batch], signals: Sequence[int]) -> list[int]:
-        """Targets, samples and tokens of the global batch, then the sums of `signals`: one message for all of them."""
-        targets = sum(int(count_targets(batch["labels"])) for batch in micro_batches)
+        """Targets (or pairs), samples and tokens of the global batch, then the sums of `signals`: one message for all
+        of them.
+        """
+        if self._pairs:
+            targets = sum(self._pairs.count(batch) for batch in micro_batches)
+        else:
+            targets = sum(int(count_targets(batch["labels"])) for batch in micro_batches)
         samples = sum(batch["num_samples"] for batch in micro_batches)
         tokens = sum(batch["num_tokens"] for batch in micro_batches)
         mine = torch.tensor([targets, samples, tokens, *signals], dtype=torch.int64)

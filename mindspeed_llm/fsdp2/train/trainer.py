@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.optim.schedule import build_schedule
 from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
 from mindspeed_llm.fsdp2.train.forward import Batch
+from mindspeed_llm.fsdp2.train.preference import pair_loss
 from mindspeed_llm.fsdp2.train.saving import Saver
 from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
 from mindspeed_llm.observability.log import get_logger
@@ -40,6 +41,9 @@ from mindspeed_llm.platform.profiling import Profiler
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE, TerminationSignal
 
 logger = get_logger(__name__)
+
+MERGED = "merged"
+"""Folder of the model with the adapter added to its weights, beside the adapter."""
 
 
 class NonFiniteLoss(UserError):
@@ -56,10 +60,12 @@ class _Interval:
     tokens: int = 0
     steps: int = 0
     aux_losses: list[float] = field(default_factory=list)
+    metric_sums: dict[str, float] = field(default_factory=dict)
 
     def as_values(self) -> dict[str, Any]:
         """Plain values for a checkpoint; `from_values` reads them. The time so far stands as a duration."""
-        values = {**vars(self), "aux_losses": list(self.aux_losses), "elapsed": time.monotonic() - self.started}
+        values = {**vars(self), "aux_losses": list(self.aux_losses), "metric_sums": dict(self.metric_sums)}
+        values["elapsed"] = time.monotonic() - self.started
         del values["started"]
         return values
 
@@ -75,6 +81,8 @@ class _Interval:
         self.steps += 1
         if result.aux_loss is not None:
             self.aux_losses.append(result.aux_loss)
+        for name, value in result.metrics.items():
+            self.metric_sums[name] = self.metric_sums.get(name, 0.0) + value * result.targets
 
 
 class Trainer:
@@ -94,8 +102,9 @@ class Trainer:
         mesh: DataMesh,
         device: torch.device,
         checkpoints: CheckpointManager | None = None,
+        reference: BuiltModel | None = None,
     ) -> None:
-        """`checkpoints` is None where nothing is saved."""
+        """`checkpoints` is None where nothing is saved; `reference` is DPO's second model, where it has one."""
         training = config.training
         self.config, self.built, self.tokenizer, self.data = config, built, tokenizer, data
         self.mesh, self.device = mesh, device
@@ -103,6 +112,7 @@ class Trainer:
         self.schedule = build_schedule(training, self.total_steps)
         self.optimizer = OptimizerFactory.create(built.model, training)
         self.scaler = LossScaler(enabled=config.parallel.param_dtype == "fp16")
+        self._pairs = pair_loss(training, reference)
         self._step = OptimizerStep(
             model=built.model,
             sharded=built.sharded,
@@ -111,6 +121,7 @@ class Trainer:
             device=device,
             config=training,
             scaler=self.scaler,
+            pairs=self._pairs,
         )
         self.start_step = 0
         self.consumed_samples = 0
@@ -226,15 +237,38 @@ class Trainer:
         """Evaluate on every evaluation set (none: do nothing) and record the losses."""
         results: dict[str | None, EvalResult] = {}
         for name, source in self._eval_sets().items():
-            result = evaluate(self.built.model, source.batches(), device=self.device)
-            recorder.eval(iteration, result.loss, result.tokens, result.seconds, name=name)
+            result = evaluate(self.built.model, source.batches(), device=self.device, pairs=self._pairs)
+            recorder.eval(iteration, result.loss, result.tokens, result.seconds, name=name, metrics=result.metrics)
             results[name] = result
         return results
 
     def export(self, folder: Path | None = None) -> None:
-        """Write the model in Hugging Face format to `folder`, by default `training.output_dir` (a collective)."""
+        """Write the model in Hugging Face format to `folder`, by default `training.output_dir` (a collective).
+
+        With adapters these go there, in PEFT's format, and with `training.merge_adapter` the model to `merged` in it.
+        """
         training = self.config.training
         folder = folder or Path(training.output_dir)
+        if self.built.adapter is None:
+            self._export_model(folder)
+            return
+        from mindspeed_llm.fsdp2.checkpoint.adapter_export import adapter_changes, export_adapter
+
+        export_adapter(
+            self.built.model,
+            folder,
+            config=self.built.adapter,
+            dtype=DTYPES[training.hf_export_dtype or "fp32"],
+            is_writer=distributed.is_rank_zero(),
+            save_tokenizer=self.tokenizer.save_pretrained,
+        )
+        dist.barrier()
+        logger.info("Exported the adapter in PEFT's format to %s", folder)
+        if training.merge_adapter:
+            self._export_model(folder / MERGED, adapter_changes(self.built.model))
+
+    def _export_model(self, folder: Path, changes: Mapping[str, Callable[[], torch.Tensor]] | None = None) -> None:
+        training = self.config.training
         chosen = training.hf_export_dtype
         let_generation_stop(self.built.model.generation_config, self.tokenizer.eos_token_id)
         export_model(
@@ -245,6 +279,7 @@ class Trainer:
             shard_size=training.hf_shard_size,
             is_writer=distributed.is_rank_zero(),
             save_tokenizer=self.tokenizer.save_pretrained,
+            changes=changes,
         )
         dist.barrier()
         logger.info("Exported the model in Hugging Face format to %s", folder)
@@ -320,6 +355,10 @@ class Trainer:
                 num_devices=self.mesh.size,
                 peak_tflops_per_device=self._peak,
             ),
+            extra={
+                name: total / interval.targets if interval.targets else math.nan
+                for name, total in interval.metric_sums.items()
+            },
             aux_loss=sum(interval.aux_losses) / len(interval.aux_losses) if interval.aux_losses else None,
             cpu_used_memory_gb=host.used_gb if host else None,
             cpu_available_memory_gb=host.available_gb if host else None,
@@ -336,6 +375,10 @@ class Trainer:
             head_dim=size.head_dim,
             seq_len=self.config.data.cutoff_len,
         )
+        # Of the 6 operations per weight and token, the 2 that make its gradient fall away where it is frozen.
+        flops -= 2 * size.active_frozen
+        if self._pairs is not None:
+            flops += 2 * size.active  # the reference's forward
         peak = self.config.training.device_peak_tflops
         if peak is None:
             peak = peak_tflops(platform_device.device_name(), self.config.parallel.param_dtype)
@@ -370,4 +413,8 @@ class Trainer:
         logger.info("  Total Batch Size = %s", f"{self.global_batch_size:,}")
         logger.info("  Gradient Accumulation steps = %d", training.gradient_accumulation_steps)
         logger.info("  Total optimization steps = %s", f"{self.total_steps:,}")
-        logger.info("  Number of parameters = %s", f"{model_size(self.built.model).total:,}")
+        size = model_size(self.built.model)
+        logger.info("  Number of parameters = %s", f"{size.total:,}")
+        if size.trainable < size.total:
+            share = 100 * size.trainable / size.total
+            logger.info("  Number of trained parameters = %s (%.3g %%)", f"{size.trainable:,}", share)

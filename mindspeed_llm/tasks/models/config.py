@@ -44,7 +44,8 @@ def transformer_config(args: Namespace) -> LlmConfig:
     return LlmConfig(
         **_sizes(args),
         **_parallelism(args, dtype),
-        **(_moe(args) if args.num_experts else {}),
+        # megatron-core refuses its own default where sequences vary in length, also without experts.
+        **(_moe(args) if args.num_experts else {"moe_token_dispatcher_type": "alltoall"}),
         **_recompute(args),
         **_layers(args),
         normalization=args.normalization,
@@ -109,6 +110,8 @@ def _parallelism(args: Namespace, dtype: torch.dtype) -> dict[str, Any]:
         "pipeline_dtype": dtype,
         "overlap_p2p_comm": overlap,
         "batch_p2p_comm": not overlap,
+        # Only then stages tell each other shapes, which takes a message.
+        "variable_seq_lengths": args.variable_seq_lengths and args.pipeline_model_parallel_size > 1,
     }
 
 

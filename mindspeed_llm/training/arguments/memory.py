@@ -37,12 +37,15 @@ def memory_of(stage: Stage, args: Namespace) -> Memory:
     """What a rank of a pipeline stage needs."""
     weight, gradient, state = bytes_per_parameter(args)
     state_bytes = 0
-    for size, ranks in ((stage.count.shared, args.data_parallel_size), (stage.count.experts, expert_ranks(args))):
+    for size, ranks in (
+        (stage.trained.shared, args.data_parallel_size),
+        (stage.trained.experts, expert_ranks(args)),
+    ):
         local = -(-size // ranks) if args.use_distributed_optimizer else size
         state_bytes += local * state
     return Memory(
         weights=stage.count.total * weight,
-        gradients=stage.count.total * gradient,
+        gradients=stage.trained.total * gradient,
         optimizer=state_bytes,
         activations=activations_of(stage, args),
     )

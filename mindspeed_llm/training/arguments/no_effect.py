@@ -62,6 +62,11 @@ NO_EFFECT: dict[str, Inert] = {
     ),
     "--no-create-attention-mask-in-dataloader": Inert(reason="attention builds the causal mask itself"),
     "--no-mmap-bin-files": Inert(reason="data files are always mapped"),
+    "--cut-max-seqlen": Inert(reason="samples are always cut to --seq-length"),
+    "--tokenizer-padding-side": Inert(
+        reason="rows are filled up behind their samples",
+        parsing={"type": one_of(("right",)), "metavar": "right"},
+    ),
     "--dataloader-type": Inert(
         reason="samples are read in one order, which the sample index says",
         parsing={"type": one_of(("single",)), "metavar": "single"},
@@ -74,6 +79,11 @@ NO_EFFECT: dict[str, Inert] = {
     "--hccl-group-buffer-adaptive": Inert(reason=_GROUPS),
     "--hccl-ep-group-buffer-adaptive-factor": Inert(reason=_GROUPS, parsing={"type": number, "metavar": "X"}),
     "--hccl-op-mode": Inert(reason=_GROUPS, parsing={"metavar": "TEXT"}),
+    "--lora-fusion": Inert(reason="adapters of one layer are multiplied and sent together in any case"),
+    "--lora-register-forward-hook": Inert(
+        reason="gradients reach every adapter in any case, also with recomputation",
+        parsing={"nargs": "+", "metavar": "NAME"},
+    ),
     "--shape-order": Inert(
         reason="attention is called with the layout that the device's operator takes", parsing={"metavar": "TEXT"}
     ),
@@ -131,12 +141,14 @@ IDLE: dict[str, Idle] = {
         "--moe-token-dispatcher-type",
         "--norm-topk-prob",
     ),
+    **_without("--variable-seq-lengths", "--pad-to-multiple-of"),
     **_without("--manual-gc", "--manual-gc-interval", "--no-manual-gc-eval"),
     **_without("--overlap-grad-reduce", "--no-align-grad-reduce"),
     **_without("--overlap-param-gather", "--no-align-param-gather"),
     **_without("--sliding-window", "--window-attn-skip-freq"),
     **_without("--save", "--save-interval", "--no-save-optim", "--no-save-rng", "--ckpt-format"),
     **_without("--load", "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"),
+    **_without("--lora-target-modules", "--lora-r", "--lora-alpha"),
     **_without("--use-ascend-coc", "--coc-parallel-num", "--coc-mode"),
     **_rows(
         "unless --tensor-model-parallel-size and --coc-parallel-num are above 1, nor with --coc-mode 0 or 1",

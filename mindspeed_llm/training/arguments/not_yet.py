@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-_POSTTRAIN = "post-training is not available in this backend yet; train_fsdp2.py fine-tunes"
-_LORA = "LoRA is not available in this backend yet"
+_PAIRS = "training on preference pairs is not available in this backend yet"
+_REINFORCED = "reward models and reinforcement learning are not available"
+_CUT = "a sample that is too long is cut to --seq-length, or left out where no answer remains; prompts are never cut"
+_LU_LORA = (
+    "LU-LoRA, which trains layers without backpropagation, is not available; --lora-target-modules trains adapters"
+)
+_LORA_EXPORT = "convert_ckpt_v2.py --save-lora-to-hf writes an adapter in PEFT's files after the run"
+_LORA_MORE = "adapters alone are trained, no modules beside them; leave it out, or train all weights"
 _LATENT = "multi-head latent attention is not available yet"
 _INDEXER = "the sparse indexer of DeepSeek-V3.2 and its successors is not available yet"
 _MTP = "multi-token prediction is not available yet"
@@ -35,18 +41,14 @@ def _rows(reason: str, names: str) -> dict[str, str]:
 
 NOT_YET: dict[str, str] = {
     **_rows(
-        _POSTTRAIN,
-        "stage is-instruction-dataset is-pairwise-dataset variable-seq-lengths no-pad-to-seq-lengths "
-        "pad-to-multiple-of no-cut-token cut-max-seqlen full-shuffle-instruction-dataset padded-samples no-shuffle "
-        "neat-pack pack dataset-additional-keys enable-thinking reasoning-effort drop-thinking prompt-type "
-        "prompt-type-path tokenizer-padding-side dpo-loss-type dpo-beta dpo-label-smoothing pref-ftx ref-model "
-        "refer-model-iter",
+        _PAIRS,
+        "is-pairwise-dataset dpo-loss-type dpo-beta dpo-label-smoothing pref-ftx ref-model refer-model-iter",
     ),
-    **_rows(
-        _LORA,
-        "lora-target-modules lora-load lora-r lora-alpha lora-modules-to-save lora-register-forward-hook lora-fusion "
-        "lora-ckpt-filter lu-lora-final-layer-index lu-lora-lr lu-lora-lr-ratio save-lora-to-hf",
-    ),
+    **_rows(_CUT, "no-cut-token"),
+    **_rows("training reads token ids and labels alone", "dataset-additional-keys"),
+    **_rows(_LU_LORA, "lu-lora-final-layer-index lu-lora-lr lu-lora-lr-ratio"),
+    **_rows(_LORA_EXPORT, "save-lora-to-hf"),
+    **_rows(_LORA_MORE, "lora-modules-to-save"),
     **_rows(
         _LATENT,
         "multi-latent-attention q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim padded-base-length "
@@ -170,7 +172,7 @@ NOT_YET: dict[str, str] = {
     **_rows("experts are chosen by the router alone; leave it out", "fix-router"),
     **_rows("samples have the length of --seq-length", "fix-sub-seq-length"),
     **_rows("the order of sending and receiving is megatron-core's; leave it out", "optimize-send-recv-comm"),
-    **_rows(_RECORD, "datasets script-data-dir streaming mix-strategy interleave-probs map-keys"),
+    **_rows(_RECORD, "datasets script-data-dir streaming mix-strategy interleave-probs"),
     **_rows(
         "only weights that match the model in every name are loaded; leave the flag out", "load-checkpoint-loosely"
     ),
@@ -185,6 +187,13 @@ NOT_YET_VALUES: dict[tuple[str, str], str] = {
         "transformer_engine",
     ): "layers are of the kind local here; weights with Transformer Engine's "
     "names become local ones with convert_ckpt_v2.py --transformer-impl local",
+    ("--stage", "dpo"): _PAIRS,
+    ("--stage", "pt"): "pretrain_gpt.py pre-trains",
+    **{
+        ("--stage", stage): _REINFORCED
+        for stage in ("rm", "orm", "prm", "simpo", "ray_ppo", "ray_online_dpo", "ray_grpo")
+    },
+    ("--tokenizer-padding-side", "left"): "rows are filled up behind their samples, which changes no result",
     ("--ckpt-format", "zarr"): "megatron-core no longer writes it; use torch_dist",
     ("--moe-token-dispatcher-type", "flex"): "it needs the library DeepEP; use alltoall",
     ("--moe-token-dispatcher-type", "alltoall_seq"): "megatron-core no longer has it; use alltoall",

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mindspeed_llm.core.layer_layout import layers_at
+from mindspeed_llm.tasks.checkpoint.adapter import adapter_model
 from mindspeed_llm.tasks.checkpoint.families.blocks import (
     ATTENTION,
     ATTENTION_BIASES,
@@ -27,6 +28,7 @@ from mindspeed_llm.tasks.checkpoint.families.blocks import (
 )
 from mindspeed_llm.tasks.checkpoint.families.llama import LLAMA
 from mindspeed_llm.tasks.checkpoint.layout import Chunk, Rank, Topology
+from mindspeed_llm.tasks.checkpoint.lora import places
 from mindspeed_llm.tasks.checkpoint.model import Model, bind
 from mindspeed_llm.tasks.checkpoint.rules import COLUMNS, ROWS, WHOLE
 from mindspeed_llm.tasks.checkpoint.tables import Entry, entry, hf
@@ -53,6 +55,8 @@ class Stage:
     chunks: tuple[Chunk, ...]
     """One for each virtual stage; one without them."""
     count: Count
+    trained: Count
+    """Of these, what has gradients: all, or the adapters."""
 
 
 def _when(entries: Iterable[Entry], words: str) -> tuple[Entry, ...]:
@@ -186,16 +190,25 @@ def model_of(args: Namespace) -> Model:
     return bind(STRUCTURE, settings, topology)
 
 
-def stages_of(model: Model) -> list[Stage]:
-    """What the ranks of each pipeline stage hold."""
-    return [
-        Stage(
-            index=index,
-            chunks=tuple(chunk for chunk in model.chunks if chunk.stage == index),
-            count=_count(model, Rank(tp=0, pp=index, ep=0)),
-        )
-        for index in range(model.topology.pp)
-    ]
+def adapters_of(model: Model, args: Namespace) -> Model | None:
+    """The adapters that are trained on a model; None where all of it is."""
+    if not args.lora_target_modules:
+        return None
+    chosen = [place for place in places(model.family) if place.target in args.lora_target_modules]
+    return adapter_model(model.family, model.settings, args.lora_r, chosen, model.topology)
+
+
+def stages_of(model: Model, adapters: Model | None = None) -> list[Stage]:
+    """What the ranks of each pipeline stage hold, adapters included where there are any."""
+    stages = []
+    for index in range(model.topology.pp):
+        count = trained = _count(model, Rank(tp=0, pp=index, ep=0))
+        if adapters is not None:
+            trained = _count(adapters, Rank(tp=0, pp=index, ep=0))
+            count = Count(shared=count.shared + trained.shared, experts=count.experts + trained.experts)
+        chunks = tuple(chunk for chunk in model.chunks if chunk.stage == index)
+        stages.append(Stage(index=index, chunks=chunks, count=count, trained=trained))
+    return stages
 
 
 def whole_model(model: Model) -> int:

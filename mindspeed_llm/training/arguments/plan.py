@@ -5,10 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
-from mindspeed_llm.tasks.checkpoint.layout import Chunk
-from mindspeed_llm.tasks.checkpoint.model import Model
+from mindspeed_llm.tasks.checkpoint.layout import Chunk, Topology
+from mindspeed_llm.tasks.checkpoint.model import Model, bind
 from mindspeed_llm.training.arguments.memory import Memory, bytes_per_parameter, memory_of, optimizer_bytes
-from mindspeed_llm.training.arguments.parameters import Stage, active_per_token, model_of, stages_of, whole_model
+from mindspeed_llm.training.arguments.parameters import (
+    Stage,
+    active_per_token,
+    adapters_of,
+    model_of,
+    stages_of,
+    whole_model,
+)
 
 _GIB = 1024**3
 _MEMORY = "Memory per rank"
@@ -29,9 +36,10 @@ def plan_text(args: Namespace) -> str:
         UserError: the sizes of the model do not fit the topology.
     """
     model = model_of(args)
-    stages = stages_of(model)
+    stages = stages_of(model, adapters_of(model, args))
     lines = [
         *_model_lines(model, args),
+        *_adapter_lines(model, args),
         *_rank_lines(args),
         *_stage_lines(stages, args),
         "  (the libraries and the allocator's gaps come on top; activations by Korthikanti et al. 2022)",
@@ -55,6 +63,19 @@ def _model_lines(model: Model, args: Namespace) -> list[str]:
         f"  vocabulary     {args.vocab_size:,}, padded to {args.padded_vocab_size:,}",
         f"  precision      {precision}: {weight} + {gradient} + {state} bytes a parameter (weight, gradient, "
         "optimizer)",
+    ]
+
+
+def _adapter_lines(model: Model, args: Namespace) -> list[str]:
+    alone = bind(model.family, model.settings, Topology())
+    adapters = adapters_of(alone, args)
+    if adapters is None:
+        return []
+    [stage] = stages_of(adapters)
+    targets = " ".join(args.lora_target_modules)
+    return [
+        f"  adapters       {stage.count.total:,} parameters of rank {args.lora_r} on {targets}; nothing else has "
+        "gradients and optimizer state",
     ]
 
 
@@ -90,9 +111,9 @@ def _stage_lines(stages: list[Stage], args: Namespace) -> list[str]:
         cells = [f"{stage.count.total:,}", *(_size(value) for value in _values(memory))]
         lines.append(f"{'  ' + name:<{width}}{_row(cells)}")
     if args.data_parallel_size > 1:
-        most = max(stages, key=lambda stage: stage.count.total)
+        most = max(stages, key=lambda stage: stage.trained.total)
         distributed = args.use_distributed_optimizer
-        other = _size(optimizer_bytes(most.count, args, distributed=not distributed))
+        other = _size(optimizer_bytes(most.trained, args, distributed=not distributed))
         word = "without" if distributed else "with"
         lines.append(f"  optimizer      {other} at most {word} --use-distributed-optimizer")
     return lines

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.training.arguments.checks.data import check_checkpoints, check_data
 from mindspeed_llm.training.arguments.checks.experts import check_experts
+from mindspeed_llm.training.arguments.checks.finetune import check_finetune
 from mindspeed_llm.training.arguments.checks.parallel import (
     check_batch,
     check_ranks,
@@ -44,6 +45,7 @@ def validate(args: Namespace, world_size: int) -> Namespace:
     check_learning_rate(args)
     check_weight_decay(args)
     check_recompute(args)
+    check_finetune(args)
     check_data(args)
     check_checkpoints(args)
     args.notices += _idle(args)

@@ -18,7 +18,11 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
 
 
 def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
-    """Load what a run goes on from: see `loading.load_checkpoint`."""
+    """Load what a run goes on from: see `loading.load_checkpoint`, and for adapters `adapters.load_with_adapters`."""
+    if args.lora_target_modules:
+        from mindspeed_llm.training.checkpointing import adapters
+
+        return adapters.load_with_adapters(args, model)
     from mindspeed_llm.training.checkpointing import loading
 
     return loading.load_checkpoint(args, model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mindspeed_llm.training.checkpointing import (
 from mindspeed_llm.training.checkpointing.choose import Chosen, choose
 from mindspeed_llm.training.checkpointing.layout import TORCH
 from mindspeed_llm.training.checkpointing.lock import locked
+from mindspeed_llm.training.checkpointing.model_part import Part
 from mindspeed_llm.training.checkpointing.publishing import finish_interrupted, is_left_unfinished
 from mindspeed_llm.training.checkpointing.saved_args import check_structure, check_topology
 from mindspeed_llm.training.setup import TrainingModel
@@ -44,6 +46,28 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
         UserError: on all ranks; it belongs to another model or topology, or there is none,
             in a folder other than that of `--save` or with `--exit-on-missing-checkpoint`.
         CheckpointError: on all ranks; it is damaged, or asks for something to be executed.
+    """
+    found = open_checkpoint(args)
+    return None if found is None else load_opened(found, args, model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A checkpoint that fits the run, of which no tensor has been read."""
+
+    chosen: Chosen
+    content: Mapping[str, Any]
+    """What this rank's file says."""
+    storage: Storage
+    is_own: bool
+    """It lies in the folder of `--save`."""
+
+
+def open_checkpoint(args: Namespace) -> Opened | None:
+    """Find the checkpoint of `args.load`, and compare it with the arguments (a collective); None where there is none.
+
+    Raises:
+        UserError, CheckpointError: see `load_checkpoint`.
     """
     folder = Path(args.load)
     assert dist.group.WORLD is not None
@@ -62,11 +86,23 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
         logger.warning("--load %s holds no checkpoint: training starts from initial weights", folder)
         return None
     content = storage.together(f"loading {chosen.folder}", lambda: _read(chosen, args))
+    return Opened(chosen=chosen, content=content, storage=storage, is_own=is_own)
+
+
+def load_opened(found: Opened, args: Namespace, model: TrainingModel, part: Part = Part.ALL) -> TrainState:
+    """Load a checkpoint that is open (a collective).
+
+    Args:
+        part: of the model that is loaded.
+
+    Raises:
+        UserError, CheckpointError: see `load_checkpoint`.
+    """
     with masters_in_fp32(model.optimizer, changed=True):
-        state = _load(chosen, content, args, model, storage)
-    if is_own and state.iteration:
+        state = _load(found.chosen, found.content, args, model, found.storage, part)
+    if found.is_own and state.iteration:
         state.last_checkpoint = state.iteration
-    _report(chosen, state)
+    _report(found.chosen, state)
     return state
 
 
@@ -91,7 +127,12 @@ def _read(chosen: Chosen, args: Namespace) -> Mapping[str, Any]:
 
 
 def _load(
-    chosen: Chosen, content: Mapping[str, Any], args: Namespace, model: TrainingModel, storage: Storage
+    chosen: Chosen,
+    content: Mapping[str, Any],
+    args: Namespace,
+    model: TrainingModel,
+    storage: Storage,
+    part: Part,
 ) -> TrainState:
     folder, optimizer = chosen.folder, model.optimizer
 
@@ -109,12 +150,14 @@ def _load(
     random: Mapping[str, Any] | None
     if chosen.ckpt_format == TORCH:
         path = folder / rank_files.own_folder(args) / rank_files.RANK_FILE
-        storage.together(f"loading {folder}", lambda: rank_files.load_model(content, model, path))
+        storage.together(f"loading {folder}", lambda: rank_files.load_model(content, model, path, part))
         if want.optimizer:
             rank_files.load_optimizer(content, folder, args, model, storage)
         random = rank_files.random_state(content, want)
     else:
-        random = sharded_reading.load(folder, content, model, storage, optimizer=want.optimizer, random=want.rng)
+        random = sharded_reading.load(
+            folder, content, model, storage, optimizer=want.optimizer, random=want.rng, part=part
+        )
 
     def finish() -> None:
         if want.optimizer:

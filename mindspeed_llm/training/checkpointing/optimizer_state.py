@@ -31,8 +31,11 @@ _KINDS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer
 
 
 def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The optimizers of a chain."""
-    return list(optimizer.chained_optimizers) if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    """The optimizers of a chain, without those that have no parameter on any rank of their stage: where adapters alone
+    are trained there may be none among experts, or none beside them.
+    """
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    return [part for part in chain if part.optimizer is not None]
 
 
 def kind(optimizer: MegatronOptimizer) -> str:

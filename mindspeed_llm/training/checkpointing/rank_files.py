@@ -23,6 +23,7 @@ from torch import nn
 
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import Storage
+from mindspeed_llm.core.lora.settings import is_adapter_key
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.tasks.checkpoint.layout import Rank
@@ -37,6 +38,7 @@ from mindspeed_llm.training.checkpointing.distributed_shards import (
     scatter_buffers,
 )
 from mindspeed_llm.training.checkpointing.layout import OPTIMIZER_FILE, RANK_FILE
+from mindspeed_llm.training.checkpointing.model_part import Part
 from mindspeed_llm.training.checkpointing.torch_saving import save_file
 from mindspeed_llm.training.setup import TrainingModel
 
@@ -72,13 +74,13 @@ def write(
         CheckpointError: on all ranks, with the first cause.
     """
     name = own_folder(args)
-    content = {**common, **_models(model)}
+    content = {**common, **_models(model, adapters_alone=args.lora_ckpt_filter)}
     if not args.no_save_optim:
         parts = optimizer_state.parts(model.optimizer)
         states = [optimizer_state.plain_state(part) for part in parts]
         layouts = [buffer_layout(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         content[OURS] = {**content[OURS], _LAYOUTS: layouts}
-        content[OPTIMIZER] = states if len(states) > 1 else states[0]
+        content[OPTIMIZER] = states[0] if len(states) == 1 else states
         content[SCHEDULER] = model.scheduler.state_dict()
     if not args.no_save_rng:
         content[RNG] = _random_states()
@@ -98,9 +100,12 @@ def write(
     return storage.together(f"writing to {folder}", save)
 
 
-def _models(model: TrainingModel) -> dict[str, dict[str, Any]]:
+def _models(model: TrainingModel, *, adapters_alone: bool) -> dict[str, dict[str, Any]]:
     modules = model.modules
-    return {chunk_name(index, len(modules)): dict(module.state_dict()) for index, module in enumerate(modules)}
+    states = {chunk_name(index, len(modules)): dict(module.state_dict()) for index, module in enumerate(modules)}
+    if not adapters_alone:
+        return states
+    return {name: {key: value for key, value in state.items() if is_adapter_key(key)} for name, state in states.items()}
 
 
 def _random_states() -> list[dict[str, Any]]:
@@ -118,7 +123,7 @@ def _gather(model: TrainingModel) -> Any:
     found = [gather_buffers(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
     if all(state is None for state in found):
         return None
-    return found if len(found) > 1 else found[0]
+    return found[0] if len(found) == 1 else found
 
 
 def _is_writer(names: Sequence[str], storage: Storage, *, on_each_node: bool) -> bool:
@@ -155,8 +160,8 @@ def read_content(folder: Path, args: Namespace) -> dict[str, Any]:
     return content
 
 
-def load_model(content: Mapping[str, Any], model: TrainingModel, path: Path) -> None:
-    """Copy the weights.
+def load_model(content: Mapping[str, Any], model: TrainingModel, path: Path, part: Part = Part.ALL) -> None:
+    """Copy the weights, or a part of them.
 
     Raises:
         UserError: names or shapes differ from those of the model; nothing was copied then.
@@ -169,19 +174,24 @@ def load_model(content: Mapping[str, Any], model: TrainingModel, path: Path) -> 
         if not isinstance(stored, Mapping):
             found = [key for key in content if str(key).startswith("model")]
             raise UserError(f"{path}: has no {name}, but {', '.join(found) or 'no model at all'}")
-        pairs += _pairs(stored, module, f"{path} ({name})")
+        pairs += _pairs(stored, module, f"{path} ({name})", part)
     with torch.no_grad():
         for target, tensor in pairs:
             target.copy_(tensor.view())
 
 
-def _pairs(stored: Mapping[str, Any], module: nn.Module, where: str) -> list[tuple[torch.Tensor, StoredTensor]]:
-    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+def _pairs(
+    stored: Mapping[str, Any], module: nn.Module, where: str, part: Part
+) -> list[tuple[torch.Tensor, StoredTensor]]:
+    state = module.state_dict(keep_vars=True)
+    own = {part.name_of(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
     found = {
-        name: value
+        part.name_of(name): value
         for name, value in stored.items()
         if isinstance(value, StoredTensor) and not name.endswith(_EXTRA_STATE)
     }
+    own.pop(None, None)
+    found.pop(None, None)
     missing, left_over = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
     if missing or left_over:
         parts = [f"{len(missing)} tensors are not in it ({', '.join(missing[:3])})"] if missing else []

@@ -53,11 +53,13 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
         try:
             storage.leaders_only(f"making {temporary}", temporary.mkdir)
             optimizer_state.allocate(model.optimizer)
+            # A stage without anything to train counts no steps.
+            steps = storage.gather(optimizer_state.steps_done(model.optimizer))
             common = common_content(
                 args,
                 state,
                 optimizer_kind=optimizer_state.kind(model.optimizer),
-                steps=optimizer_state.steps_done(model.optimizer),
+                steps=max((count for count in steps if count is not None), default=None),
             )
             write = sharded_writing.write if args.ckpt_format == TORCH_DIST else rank_files.write
             everyone = storage.gather(write(temporary, args, model, common, storage))

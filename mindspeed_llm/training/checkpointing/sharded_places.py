@@ -21,6 +21,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from mindspeed_llm.training.checkpointing import optimizer_state, rng
 from mindspeed_llm.training.checkpointing.content import RNG
 from mindspeed_llm.training.checkpointing.distributed_shards import PARAM, ByParameter
+from mindspeed_llm.training.checkpointing.model_part import Part
 from mindspeed_llm.training.setup import TrainingModel
 
 FULLY_RESHARDABLE = "fully_reshardable"
@@ -61,6 +62,11 @@ def model_tensors(model: TrainingModel, naming: Naming = OURS) -> dict[str, dict
             name = MODEL if len(modules) == 1 else f"{MODEL}{index}"
             found[name] = module.sharded_state_dict(metadata=naming.options())
     return found
+
+
+def part_of(tensors: Mapping[str, Any], part: Part) -> dict[str, Any]:
+    """The entries of one chunk that belong to a part of the model."""
+    return {name: place for name, place in tensors.items() if part.name_of(name) is not None}
 
 
 @contextmanager

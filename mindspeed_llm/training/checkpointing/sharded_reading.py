@@ -45,12 +45,14 @@ from mindspeed_llm.training.checkpointing import optimizer_state, rng
 from mindspeed_llm.training.checkpointing.content import OPTIMIZER, RNG
 from mindspeed_llm.training.checkpointing.distributed_shards import fill_shards, room_for_parameters
 from mindspeed_llm.training.checkpointing.layout import COMMON_FILE
+from mindspeed_llm.training.checkpointing.model_part import Part
 from mindspeed_llm.training.checkpointing.sharded_places import (
     FULLY_RESHARDABLE,
     Naming,
     master_names,
     model_tensors,
     optimizer_tensors,
+    part_of,
     random_place,
 )
 from mindspeed_llm.training.setup import TrainingModel
@@ -90,9 +92,10 @@ def load(
     *,
     optimizer: bool,
     random: bool,
+    part: Part = Part.ALL,
 ) -> Mapping[str, Any] | None:
-    """Fill the model, and with `optimizer` the optimizer's tensors, whose states are allocated (a collective). Returns
-    this rank's random state with `random`, where there is one for it.
+    """Fill the model or a part of it, and with `optimizer` the optimizer's tensors, whose states are allocated (a
+    collective). Returns this rank's random state with `random`, where there is one for it.
 
     Raises:
         UserError: on all ranks; the checkpoint is of another model.
@@ -100,7 +103,8 @@ def load(
     """
     entries = storage.together(f"loading {folder}", lambda: read_metadata(folder))
     naming = storage.together(f"loading {folder}", lambda: _naming(content, entries, folder, optimizer=optimizer))
-    chunks = model_tensors(model, naming)
+    whole = model_tensors(model, naming)
+    chunks = {name: part_of(tensors, part) for name, tensors in whole.items()}
     for tensors in chunks.values():
         # Empty objects, which Transformer Engine would fill.
         for name in [name for name, value in tensors.items() if isinstance(value, ShardedObject)]:
@@ -110,23 +114,24 @@ def load(
     if optimizer:
         wholes = [room_for_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         # Only the tensors: the rest stands in common.pt.
-        wanted[OPTIMIZER] = dict(enumerate(optimizer_tensors(model, chunks, wholes, naming)))
+        wanted[OPTIMIZER] = dict(enumerate(optimizer_tensors(model, whole, wholes, naming)))
     if random and random_place(None).unique_key in entries.state_dict_metadata:
         wanted[RNG] = random_place(None)
     tensors, plain, factories = load_preprocess(wanted)
     tensors, _ = extract_sharded_base(tensors)
     _take_other_names(tensors, entries)
-    _check_entries(tensors, entries, folder, storage)
+    _check_entries(tensors, entries, folder, storage, part)
     restored = _read_tensors(tensors, folder, storage)
 
     def fill() -> Mapping[str, Any]:
         loaded = restored()
         merge(loaded, plain)
         apply_factory_merges(loaded, factories)
+        # A stage without adapters may have nothing to load, and nothing to train.
         for name, module in zip(chunks, model.modules, strict=True):
-            _copy_where_not_in_place(loaded[name], dict(module.state_dict(keep_vars=True)))
+            _copy_where_not_in_place(loaded.get(name, {}), dict(module.state_dict(keep_vars=True)))
         for index, part in enumerate(parts if optimizer else ()):
-            state = loaded[OPTIMIZER].get(index, {})
+            state = loaded.get(OPTIMIZER, {}).get(index, {})
             if isinstance(part, DistributedOptimizer):
                 whole = wholes[index] or {}
                 fill_shards(part, dict(zip(whole, (state[number] for number in range(len(whole))), strict=True)))
@@ -167,7 +172,7 @@ def _take_other_names(tensors: Any, entries: Metadata) -> None:
             place.key = next((name for name in master_names(place.key) if name in found), place.key)
 
 
-def _check_entries(tensors: Any, entries: Metadata, folder: Path, storage: Storage) -> None:
+def _check_entries(tensors: Any, entries: Metadata, folder: Path, storage: Storage, part: Part) -> None:
     """Compare what all ranks want with what is there, before anything is read (a collective).
 
     Raises:
@@ -190,7 +195,11 @@ def _check_entries(tensors: Any, entries: Metadata, folder: Path, storage: Stora
             if not isinstance(entry, BytesStorageMetadata)
         }
         missing = sorted(everyone.keys() - found.keys())
-        left_over = sorted(name for name in found.keys() - everyone.keys() if not name.startswith(f"{OPTIMIZER}."))
+        left_over = sorted(
+            name
+            for name in found.keys() - everyone.keys()
+            if not name.startswith(f"{OPTIMIZER}.") and part.name_of(name) is not None
+        )
         if missing or left_over:
             parts = [f"{len(missing)} tensors are not in it ({', '.join(missing[:3])})"] if missing else []
             parts += (

@@ -43,11 +43,13 @@ from mindspeed_llm.training.checkpointing import optimizer_state, rng
 from mindspeed_llm.training.checkpointing.content import OPTIMIZER, RNG, SCHEDULER
 from mindspeed_llm.training.checkpointing.distributed_shards import gather_parameters
 from mindspeed_llm.training.checkpointing.layout import COMMON_FILE, SHARDED_CONFIG, TORCH_DIST
+from mindspeed_llm.training.checkpointing.model_part import Part
 from mindspeed_llm.training.checkpointing.sharded_places import (
     FULLY_RESHARDABLE,
     OURS,
     model_tensors,
     optimizer_tensors,
+    part_of,
     random_place,
 )
 from mindspeed_llm.training.checkpointing.torch_saving import disk_error, save_file
@@ -69,7 +71,10 @@ def write(
             f"--save {args.save}: --ckpt-format torch_dist needs a folder that all nodes see, but they have disks of "
             "their own; name another folder, or give --ckpt-format torch"
         )
-    state: dict[str, Any] = {**common, **model_tensors(model), "content_metadata": OURS.options()}
+    chunks = model_tensors(model)
+    if args.lora_ckpt_filter:
+        chunks = {name: part_of(tensors, Part.ADAPTERS) for name, tensors in chunks.items()}
+    state: dict[str, Any] = {**common, **chunks, "content_metadata": OURS.options()}
     if not args.no_save_optim:
         parts = optimizer_state.parts(model.optimizer)
         wholes = [gather_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
@@ -79,7 +84,7 @@ def write(
                 tensors = {"param_state": states[index]} if states[index] else {}
                 kind = {"param_state_sharding_type": FULLY_RESHARDABLE}
                 states[index] = {**optimizer_state.plain_state(part), **kind, **tensors}
-        state[OPTIMIZER] = dict(enumerate(states)) if len(states) > 1 else states[0]
+        state[OPTIMIZER] = states[0] if len(states) == 1 else dict(enumerate(states))
         state[SCHEDULER] = model.scheduler.state_dict()
     if not args.no_save_rng:
         state[RNG] = _random_states()

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from mindspeed_llm.tasks.preprocess.blending import Chain, Rows
 from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
@@ -16,12 +17,40 @@ from mindspeed_llm.tasks.preprocess.pretrain_blend import PretrainLayout, pretra
 from mindspeed_llm.tasks.preprocess.pretrain_samples import PretrainSamples, SampleIndex
 from mindspeed_llm.tasks.preprocess.splits import split_documents
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
+from mindspeed_llm.training.data.batches import Batch, make_batch
 from mindspeed_llm.training.data.mock import MOCK_SPLIT, MockReader
 from mindspeed_llm.training.data.raw_text import RawText
-from mindspeed_llm.training.data.sources import NAMES, SPLITS, Blend, Part, Split, checked_parts, named_blends
+from mindspeed_llm.training.data.sources import (
+    NAMES,
+    SPLITS,
+    Blend,
+    Part,
+    Split,
+    checked_parts,
+    named_blends,
+    named_text,
+)
 from mindspeed_llm.training.data.tokens import TokenRules, named_tokenizer, token_rules
 
 _LOG = logging.getLogger("mindspeed_llm")
+
+
+class Samples(Protocol):
+    """Samples in the order of training, and how some of them become a micro batch."""
+
+    @property
+    def name(self) -> str:
+        """What messages call them."""
+        ...
+
+    @property
+    def rows(self) -> Rows:
+        """The samples."""
+        ...
+
+    def batch(self, rows: Sequence[Any], *, source: str) -> Batch:
+        """The tensors of rows. Raises UserError naming `source` where they hold what is no token."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,6 +61,10 @@ class Dataset:
     rows: Rows
     rules: TokenRules
 
+    def batch(self, rows: Sequence[Any], *, source: str) -> Batch:
+        """See `Samples`."""
+        return make_batch(rows, self.rules, source=source)
+
 
 @dataclass(frozen=True)
 class Datasets:
@@ -40,9 +73,9 @@ class Datasets:
     `layouts` are the numbers of training samples that were laid out, for checkpoints: see `Progress`.
     """
 
-    train: Dataset
-    valid: Dataset | None
-    test: Dataset | None
+    train: Samples
+    valid: Samples | None
+    test: Samples | None
     layouts: tuple[int, ...]
 
 
@@ -76,11 +109,11 @@ def build_datasets(
     Raises:
         UserError: see `sources.check_data`; also where no folder can be written.
     """
-    blends = named_blends(args)
+    blends = named_blends(args, named_text)
     tokenizer = tokenizer or named_tokenizer(args)
     rules = token_rules(args, tokenizer)
-    numbers = _num_samples(args)
-    layouts = _layouts(numbers["train"], args, progress)
+    numbers = num_samples(args)
+    layouts = layouts_of(numbers["train"], args, progress)
     if blends:
         rows = _rows(blends, args, tokenizer, rules, layouts)
     else:
@@ -91,7 +124,7 @@ def build_datasets(
     return Datasets(made["train"], made.get("valid"), made.get("test"), layouts)
 
 
-def _num_samples(args: Namespace) -> dict[Split, int]:
+def num_samples(args: Namespace) -> dict[Split, int]:
     """Samples of the whole run, as Megatron counts them: there is a validation every --eval-interval steps and one at
     the end."""
     batch = args.global_batch_size
@@ -103,7 +136,8 @@ def _num_samples(args: Namespace) -> dict[Split, int]:
     }
 
 
-def _layouts(num_samples: int, args: Namespace, progress: Progress | None) -> tuple[int, ...]:
+def layouts_of(num_samples: int, args: Namespace, progress: Progress | None) -> tuple[int, ...]:
+    """Numbers of training samples to lay out one behind the other, see `Progress`."""
     if progress is None:
         return (num_samples,)
     layouts, wanted = progress.layouts or (num_samples,), num_samples
@@ -113,21 +147,26 @@ def _layouts(num_samples: int, args: Namespace, progress: Progress | None) -> tu
     return layouts if wanted <= sum(layouts) else (*layouts, wanted - sum(layouts))
 
 
-def _rows(
-    blends: Sequence[Blend],
-    args: Namespace,
-    tokenizer: Tokenizer | None,
-    rules: TokenRules,
-    layouts: tuple[int, ...],
-) -> dict[Split, Rows]:
-    """The rows of each split from the files that the flags name."""
-    cache = IndexCache(
+def index_cache(args: Namespace) -> IndexCache:
+    """Where orders of samples are kept."""
+    return IndexCache(
         Path(args.data_cache_path) if args.data_cache_path else None,
         fallback=Path(args.save) / "dataset_cache" if args.save else None,
         build_once=functools.partial(
             build_once, one_per_node=args.no_shared_storage, storage_flag="--no-shared-storage"
         ),
     )
+
+
+def _rows(
+    blends: Sequence[Blend[RawText]],
+    args: Namespace,
+    tokenizer: Tokenizer | None,
+    rules: TokenRules,
+    layouts: tuple[int, ...],
+) -> dict[Split, Rows]:
+    """The rows of each split from the files that the flags name."""
+    cache = index_cache(args)
     # What takes long comes last: first all names, then files that exist, then texts to tokenize.
     blends = sorted(blends, key=lambda blend: len(blend.texts))
     for text in (text for blend in blends for text in blend.texts):
@@ -136,11 +175,11 @@ def _rows(
     for blend in blends:
         prefixes = [name.tokenized(args, tokenizer) if isinstance(name, RawText) else name for name in blend.names]
         parts += checked_parts(blend, prefixes, args, rules, tokenizer)
-    numbers = _num_samples(args)
+    numbers = num_samples(args)
     rows: dict[Split, Rows] = {}
     for part in parts:
         sizes = layouts if part.split == "train" else (numbers[part.split],)
-        rows[part.split] = _joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
+        rows[part.split] = joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
     return rows
 
 
@@ -156,7 +195,7 @@ def _mock_rows(
     could lie."""
     eod_id = rules.vocab_size - 1 if rules.eod_id is None else rules.eod_id
     reader = MockReader(rules.vocab_size if tokenizer is None else len(tokenizer), eod_id)
-    numbers = _num_samples(args)
+    numbers = num_samples(args)
     rows: dict[Split, Rows] = {}
     for split, documents in zip(SPLITS, split_documents(len(reader), MOCK_SPLIT), strict=True):
         if split == "train" or args.eval_iters:
@@ -165,9 +204,10 @@ def _mock_rows(
                 SampleIndex.build(reader.lengths, documents, size, args.seq_length, args.seed + seed)
                 for seed, size in enumerate(sizes)
             ]
-            rows[split] = _joined([PretrainSamples(reader, index) for index in indices])
+            rows[split] = joined([PretrainSamples(reader, index) for index in indices])
     return rows
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def joined(parts: Sequence[Rows]) -> Rows:
+    """The parts one behind the other."""
     return parts[0] if len(parts) == 1 else Chain(parts)

@@ -28,14 +28,14 @@ from typing import TypeVar
 import torch
 
 from mindspeed_llm.platform.device import supports_pin_memory
-from mindspeed_llm.training.data.batches import Batch, make_batch
-from mindspeed_llm.training.data.datasets import Dataset
+from mindspeed_llm.training.data.batches import Batch
+from mindspeed_llm.training.data.datasets import Samples
 
 _Job = TypeVar("_Job")
 
 
 def train_batches(
-    dataset: Dataset, args: Namespace, *, rank: int, size: int, consumed: int, device: torch.device | None = None
+    dataset: Samples, args: Namespace, *, rank: int, size: int, consumed: int, device: torch.device | None = None
 ) -> Iterator[Batch]:
     """The micro batches of a data-parallel rank, from a sample on, up to the last whole global batch of the data.
 
@@ -52,7 +52,7 @@ def train_batches(
 
 
 def eval_batches(
-    dataset: Dataset, args: Namespace, *, rank: int, size: int, consumed: int, device: torch.device | None = None
+    dataset: Samples, args: Namespace, *, rank: int, size: int, consumed: int, device: torch.device | None = None
 ) -> Iterator[Batch]:
     """As `train_batches`, without end: behind the last sample comes the first.
 
@@ -80,11 +80,11 @@ def _micro_batches(starts: Iterable[int], args: Namespace, rank: int, size: int)
 
 
 def _batches(
-    dataset: Dataset, args: Namespace, micro_batches: Iterator[range], device: torch.device | None
+    dataset: Samples, args: Namespace, micro_batches: Iterator[range], device: torch.device | None
 ) -> Iterator[Batch]:
     def read(samples: range) -> Batch:
         rows = [dataset.rows[sample % len(dataset.rows)] for sample in samples]
-        return make_batch(rows, dataset.rules, source=f"{dataset.name} data, samples {samples[0]} to {samples[-1]},")
+        return dataset.batch(rows, source=f"{dataset.name} data, samples {samples[0]} to {samples[-1]},")
 
     batches = _in_order(micro_batches, read, args.num_workers)
     return batches if device is None else _on_device(batches, device)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.blending import parse_blend
@@ -34,20 +34,24 @@ NAMES: Mapping[Split, str] = {"train": "training", "valid": "validation", "test"
 """The parts as messages call them."""
 
 
+Raw = TypeVar("Raw")
+"""Raw files, before they are tokenized."""
+
+
 @dataclass(frozen=True)
-class Blend:
-    """What a flag names: prefixes of indexed files and raw texts, with a weight for each or none at all; `splits` are
+class Blend(Generic[Raw]):
+    """What a flag names: prefixes of indexed files and raw files, with a weight for each or none at all; `splits` are
     the parts that it is for."""
 
     flag: str
-    names: tuple[Path | RawText, ...]
+    names: tuple[Path | Raw, ...]
     weights: tuple[float, ...] | None
     splits: tuple[Split, ...]
 
     @property
-    def texts(self) -> list[RawText]:
-        """The raw texts among the names."""
-        return [name for name in self.names if isinstance(name, RawText)]
+    def texts(self) -> list[Raw]:
+        """The raw files among the names."""
+        return [name for name in self.names if not isinstance(name, Path)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def check_data(args: Namespace, tokenizer: Tokenizer | None = None) -> None:
         UserError: flags contradict each other, a file is missing or damaged, weights are wrong, a part that is needed
             is empty or shorter than a sample, a record has no text, ids do not fit the vocabulary.
     """
-    blends = named_blends(args)
+    blends = named_blends(args, named_text)
     tokenizer = tokenizer or named_tokenizer(args)
     rules = token_rules(args, tokenizer)
     for blend in blends:
@@ -81,11 +85,11 @@ def check_data(args: Namespace, tokenizer: Tokenizer | None = None) -> None:
             checked_parts(blend, [name for name in blend.names if isinstance(name, Path)], args, rules, tokenizer)
 
 
-def named_blends(args: Namespace) -> list[Blend]:
+def named_blends(args: Namespace, named: Callable[[str, str], Path | Raw]) -> list[Blend[Raw]]:
     """The blends that the flags name, one for --data-path or one for each of train, valid and test; none with
     --mock-data.
 
-    Raises UserError naming the flags.
+    `named` says what a name stands for, given the flag and the name. Raises UserError naming the flags.
     """
     paths = {f"--{split}-data-path": getattr(args, f"{split}_data_path") for split in SPLITS}
     each = [flag for flag, items in paths.items() if items]
@@ -103,24 +107,27 @@ def named_blends(args: Namespace) -> list[Blend]:
         if each:
             raise UserError(f"--data-path is for all of training, validation and test; leave it or {each[0]} out")
         parse_split(args.split or DEFAULT_SPLIT, "--split")
-        return [_blend("--data-path", args.data_path, SPLITS)]
+        return [_blend("--data-path", args.data_path, SPLITS, named)]
     if args.split is not None:
         raise UserError(f"--split {args.split} cuts the files of --data-path, but {each[0]} is given; leave one out")
     if not args.train_data_path:
         raise UserError(f"{each[0]} is given without --train-data-path: there is nothing to train on")
     wanted = [split for split in SPLITS if paths[f"--{split}-data-path"] and (split == "train" or args.eval_iters)]
-    return [_blend(f"--{split}-data-path", paths[f"--{split}-data-path"], (split,)) for split in wanted]
+    return [_blend(f"--{split}-data-path", paths[f"--{split}-data-path"], (split,), named) for split in wanted]
 
 
-def _blend(flag: str, items: Sequence[str], splits: tuple[Split, ...]) -> Blend:
+def _blend(
+    flag: str, items: Sequence[str], splits: tuple[Split, ...], named: Callable[[str, str], Path | Raw]
+) -> Blend[Raw]:
     names, weights = parse_blend(items, field=flag)
     if len(splits) == 1 and len(names) == 1:
         # As in megatron-core: the weight of a single file says nothing, and is no reason to lay more samples out.
         weights = None
-    return Blend(flag, tuple(_named(flag, name) for name in names), None if weights is None else tuple(weights), splits)
+    return Blend(flag, tuple(named(flag, name) for name in names), None if weights is None else tuple(weights), splits)
 
 
-def _named(flag: str, name: str) -> Path | RawText:
+def named_text(flag: str, name: str) -> Path | RawText:
+    """The prefix of an indexed file, or raw text. Raises UserError where it is neither."""
     prefix = find_prefix(name, (Path(),), where=flag)
     if prefix is not None:
         return prefix
@@ -136,7 +143,7 @@ def _named(flag: str, name: str) -> Path | RawText:
 
 
 def checked_parts(
-    blend: Blend, prefixes: Sequence[Path], args: Namespace, rules: TokenRules, tokenizer: Tokenizer | None
+    blend: Blend[RawText], prefixes: Sequence[Path], args: Namespace, rules: TokenRules, tokenizer: Tokenizer | None
 ) -> list[Part]:
     """The parts of a blend whose names stand for the indexed files `prefixes`. Raises UserError, see `check_data`."""
     readers = []
@@ -149,7 +156,7 @@ def checked_parts(
     return _split_parts(blend, readers, args)
 
 
-def _split_parts(blend: Blend, readers: Sequence[IndexedReader], args: Namespace) -> list[Part]:
+def _split_parts(blend: Blend[RawText], readers: Sequence[IndexedReader], args: Namespace) -> list[Part]:
     """The parts of a blend that are wanted; validation and test are left out without --eval-iters or without a share.
 
     With the default of --split a part that would be empty, or shorter than a sample, is left out and reported. Raises

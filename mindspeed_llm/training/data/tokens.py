@@ -47,6 +47,18 @@ def named_tokenizer(args: Namespace) -> Tokenizer | None:
     )
 
 
+def vocabulary_of(args: Namespace, tokenizer: Tokenizer | None) -> int:
+    """Ids that have a meaning for the model. Raises UserError where the tokenizer has more tokens."""
+    vocab_size = args.vocab_size or args.padded_vocab_size
+    if tokenizer is not None and len(tokenizer) > vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has {vocab_size} (--vocab-size "
+            f"{args.vocab_size}, --padded-vocab-size {args.padded_vocab_size}); name the model's own tokenizer, or "
+            "give the model a larger vocabulary"
+        )
+    return vocab_size
+
+
 def token_rules(args: Namespace, tokenizer: Tokenizer | None) -> TokenRules:
     """The rules that the flags ask for.
 
@@ -55,13 +67,7 @@ def token_rules(args: Namespace, tokenizer: Tokenizer | None) -> TokenRules:
     UserError where the end-of-document token is needed and not known, or where the tokenizer has more tokens than the
     model.
     """
-    vocab_size = args.vocab_size or args.padded_vocab_size
-    if tokenizer is not None and len(tokenizer) > vocab_size:
-        raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has {vocab_size} (--vocab-size "
-            f"{args.vocab_size}, --padded-vocab-size {args.padded_vocab_size}); name the model's own tokenizer, or "
-            "give the model a larger vocabulary"
-        )
+    vocab_size = vocabulary_of(args, tokenizer)
     eod_id = None if tokenizer is None else tokenizer.eos_token_id
     if eod_id is None and args.mock_data:
         eod_id = vocab_size - 1

@@ -40,7 +40,15 @@ LAYER = ATTENTION + 3 * 48 * 88 + NORMS
 def test_parameters(toy: str, total: int, active: int) -> None:
     model = build_toy(toy)
     assert model_size(model) == ModelSize(
-        total=total, active=active, layers=4, hidden=48, heads=6, head_dim=16, vocabulary=509
+        total=total,
+        trainable=total,
+        active=active,
+        active_frozen=0,
+        layers=4,
+        hidden=48,
+        heads=6,
+        head_dim=16,
+        vocabulary=509,
     )
     assert model.num_parameters() == total
 
@@ -48,3 +56,14 @@ def test_parameters(toy: str, total: int, active: int) -> None:
 def test_the_head_dimension_follows_from_the_hidden_size_where_the_configuration_has_none() -> None:
     size = model_size(build_toy("llama", head_dim=None))
     assert (size.heads, size.head_dim) == (6, 8)
+
+
+def test_frozen_parameters() -> None:
+    model = build_toy("llama")
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].requires_grad_(False)
+    found, whole = model_size(model), model_size(build_toy("llama"))
+    assert (found.total, found.active) == (whole.total, whole.active)
+    assert found.trainable == whole.total - EMBEDDING - LAYER
+    # An input embedding is looked up and not multiplied with.
+    assert found.active_frozen == LAYER

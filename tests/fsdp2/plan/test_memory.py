@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mindspeed_llm.fsdp2.models.model_factory import build_on_meta, load_model_config
+from mindspeed_llm.fsdp2.models.trainable import choose_trainable
 from mindspeed_llm.fsdp2.plan.memory import MemoryPlan, plan_memory
 from tests.distributed.rows import toy_config
 from tests.support.toys import save_toy
@@ -76,7 +77,9 @@ TOTAL = 2 * EMBEDDING + 4 * LAYER + 48
 
 def plan(tmp_path: Path, *, shards: int, **sections: Any) -> MemoryPlan:
     config = toy_config(str(save_toy("llama", tmp_path)), data={"cutoff_len": 32}, **sections)
-    found, reason = plan_memory(build_on_meta(config, load_model_config(config.model)), config, shards=shards)
+    model = build_on_meta(config, load_model_config(config.model))
+    choose_trainable(model, config.model)
+    found, reason = plan_memory(model, config, shards=shards)
     assert reason is None
     return found
 
@@ -89,6 +92,36 @@ def test_shards_of_weights_gradients_and_moments(tmp_path: Path, shards: int) ->
     # The two neighbours with the most weights (one is gathered ahead), and the root's norm.
     assert found.gathered == 4 * (max(EMBEDDING + LAYER, 2 * LAYER) + 48)
     assert found.in_flight == (4 + 4) * max(EMBEDDING, LAYER)
+
+
+# Rank 3 on all linear layers of one layer but the norms: inputs + outputs of q, k, v, o, gate, up and down.
+ADAPTERS = 3 * ((48 + 96) + 2 * (48 + 32) + (96 + 48) + 2 * (48 + 88) + (88 + 48))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, shards: int) -> None:
+    found = plan(tmp_path, shards=shards, model={"lora_rank": 3})
+    trained = -(-4 * ADAPTERS // shards)
+    assert found.weights == 4 * -(-(TOTAL + 4 * ADAPTERS) // shards)
+    assert (found.gradients, found.optimizer) == (4 * trained, 8 * trained)
+    assert found.in_flight == (4 + 4) * ADAPTERS
+    assert found.activations is not None
+
+
+def test_frozen_modules_have_neither(tmp_path: Path) -> None:
+    found = plan(tmp_path, shards=1, model={"freeze_modules": ["model.embed_tokens", "model.layers.{0-2}"]})
+    trained = EMBEDDING + LAYER + 48
+    assert (found.weights, found.gradients, found.optimizer) == (4 * TOTAL, 4 * trained, 8 * trained)
+
+
+def test_a_reference_model_is_a_second_set_of_weights_and_pairs_are_two_rows(tmp_path: Path) -> None:
+    rows = {"per_device_train_batch_size": 2}
+    sft = plan(tmp_path / "a", shards=1, training={"per_device_train_batch_size": 4})
+    dpo = plan(tmp_path / "b", shards=1, training={**rows, "stage": "dpo"})
+    assert (dpo.weights, dpo.gradients, dpo.optimizer) == (2 * sft.weights, sft.gradients, sft.optimizer)
+    assert dpo.activations == sft.activations
+    lora = plan(tmp_path / "c", shards=1, training={**rows, "stage": "dpo"}, model={"lora_rank": 3})
+    assert lora.weights == 4 * (TOTAL + 4 * ADAPTERS)  # the model without its adapters is the reference
 
 
 def test_half_precision_gathers_half(tmp_path: Path) -> None:

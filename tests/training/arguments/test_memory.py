@@ -13,7 +13,7 @@ from mindspeed_llm.training.arguments.memory import (
     optimizer_bytes,
     passes_in_flight,
 )
-from mindspeed_llm.training.arguments.parameters import Count, Stage, model_of, stages_of
+from mindspeed_llm.training.arguments.parameters import Count, Stage, adapters_of, model_of, stages_of, whole_model
 from mindspeed_llm.training.arguments.plan import bubble_fraction
 from tests.training.arguments.lines import DENSE, EXPERTS, arguments
 
@@ -153,7 +153,9 @@ def test_state_of_experts_is_spread_over_the_ranks_that_have_them() -> None:
     args = arguments(f"{EXPERTS} --expert-model-parallel-size 3 --bf16 --use-distributed-optimizer", world_size=6)
     assert (args.data_parallel_size, expert_ranks(args)) == (6, 2)
     [chunk_stage] = stages_of(model_of(args))
-    stage = Stage(index=0, chunks=chunk_stage.chunks, count=Count(shared=600, experts=100))
+    stage = Stage(
+        index=0, chunks=chunk_stage.chunks, count=Count(shared=600, experts=100), trained=Count(shared=600, experts=100)
+    )
     assert memory_of(stage, args).optimizer == 12 * (600 // 6 + 100 // 2)
 
 
@@ -172,3 +174,32 @@ def test_state_of_experts_is_spread_over_the_ranks_that_have_them() -> None:
 )
 def test_bubble(flags: str, ranks: int, expected: float) -> None:
     assert bubble_fraction(arguments(flags, world_size=ranks, base=PAPER)) == expected
+
+
+def test_adapters_alone_have_gradients_and_moments() -> None:
+    """hidden 48, 6 heads and 2 key-value heads of 16, ffn 88, 4 layers; rank 4: A is [4, in], B is [out, 4]."""
+    qkv, fc1, fc2 = 4 * (48 + 96 + 64), 4 * (48 + 176), 4 * (88 + 48)
+    one = 4 * (qkv + fc1 + fc2)
+    args = arguments("--lora-target-modules linear_qkv linear_fc1 linear_fc2 --lora-r 4")
+    model = model_of(args)
+    [stage] = stages_of(model, adapters_of(model, args))
+    assert stage.trained.total == one
+    assert stage.count.total == whole_model(model) + 2 * 3 * 48 + one  # 509 tokens are padded to 512
+    memory = memory_of(stage, args)
+    assert (memory.gradients, memory.optimizer) == (4 * one, 8 * one)
+    # Parts with an A of their own.
+    args = arguments("--lora-target-modules linear_q linear_v linear_fc1_up --lora-r 4")
+    [stage] = stages_of(model, adapters_of(model, args))
+    assert stage.trained.total == 4 * 4 * ((48 + 96) + (48 + 32) + (48 + 88))
+    # Two ranks: B of the first layer and A of the second are cut; of experts each rank has half.
+    args = arguments(
+        "--lora-target-modules linear_fc1 linear_fc2 --lora-r 4 --tensor-model-parallel-size 2", world_size=2
+    )
+    model = model_of(args)
+    [stage] = stages_of(model, adapters_of(model, args))
+    assert stage.trained.total == 4 * 4 * (48 + 88 + 44 + 48)
+    flags = f"{EXPERTS} --expert-model-parallel-size 2 --moe-grouped-gemm --lora-target-modules linear_fc2 --lora-r 4"
+    args = arguments(flags, world_size=2)
+    model = model_of(args)
+    [stage] = stages_of(model, adapters_of(model, args))
+    assert (stage.trained.shared, stage.trained.experts) == (0, 4 * 3 * 4 * (40 + 48))

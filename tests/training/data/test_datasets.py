@@ -149,7 +149,7 @@ def test_mutants_differ_from_megatron_core(files, monkeypatch):
     layout = datasets.PretrainLayout
     for attribute, mutant in (
         ("PretrainLayout", lambda **fields: layout(**{**fields, "seed": fields["seed"] + 1})),
-        ("_num_samples", lambda args: {"train": 81, "valid": 48, "test": 16}),
+        ("num_samples", lambda args: {"train": 81, "valid": 48, "test": 16}),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(datasets, attribute, mutant)

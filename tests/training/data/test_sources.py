@@ -12,7 +12,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedWriter
 from mindspeed_llm.training.data import content
 from mindspeed_llm.training.data.datasets import build_datasets
-from mindspeed_llm.training.data.sources import check_data, named_blends
+from mindspeed_llm.training.data.sources import check_data, named_blends, named_text
 from tests.training.data.helpers import EOD, VOCAB, arguments, documents, save_tokenizer
 
 
@@ -173,7 +173,7 @@ def test_parts_that_the_default_split_leaves_empty_are_reported(files, caplog):
 
 def test_a_prefix_may_be_written_with_its_ending(files):
     for ending in ("", ".bin", ".idx"):
-        [blend] = named_blends(arguments("--data-path", f"{files / 'a'}{ending}"))
+        [blend] = named_blends(arguments("--data-path", f"{files / 'a'}{ending}"), named_text)
         assert blend.names == (files / "a",)
 
 

@@ -82,8 +82,10 @@ class Job:
         return eos if pad is None else pad  # type: ignore[return-value]
 
 
-def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
+def prepare(arguments: Arguments, tokenizer: Tokenizer | None = None) -> tuple[Job, list[Record]]:
     """Find and check everything; returns the job and the first records, which the work has been tried on.
+
+    `tokenizer` is the one of the flags where it is loaded already.
 
     Raises UserError: whatever is wrong with flags, input, tokenizer, template, or the first records.
     """
@@ -92,7 +94,7 @@ def prepare(arguments: Arguments) -> tuple[Job, list[Record]]:
     columns, tags = parse_map_keys(arguments.map_keys, handler) if arguments.map_keys is not None else ({}, {})
     inputs = resolve_inputs(arguments, handler)
     handler = with_entries(handler, inputs.entries) if not handler.formatting else handler
-    tokenizer = load_tokenizer(tokenizer_options(arguments))
+    tokenizer = tokenizer or load_tokenizer(tokenizer_options(arguments))
     if arguments.pad_vocab_size_to is not None and len(tokenizer) > arguments.pad_vocab_size_to:
         raise UserError(
             f"--pad-vocab-size-to {arguments.pad_vocab_size_to}: the tokenizer has {len(tokenizer)} tokens, more than "

@@ -66,6 +66,8 @@ def _check_tokenizer(args: Namespace) -> None:
             "the size of the vocabulary is not known; give --tokenizer-name-or-path, or --vocab-size, or "
             "--model-from-hf"
         )
+    if args.stage is not None:
+        return
     for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
         if getattr(args, name):
             raise UserError(

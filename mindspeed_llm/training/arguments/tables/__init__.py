@@ -3,6 +3,7 @@
 from mindspeed_llm.training.arguments.flag import Group
 from mindspeed_llm.training.arguments.tables.data import DATA, TOKENIZER
 from mindspeed_llm.training.arguments.tables.features import DOCUMENTS
+from mindspeed_llm.training.arguments.tables.finetune import FINETUNE
 from mindspeed_llm.training.arguments.tables.model import ATTENTION, LAYERS, POSITIONS, SIZES
 from mindspeed_llm.training.arguments.tables.moe import DISPATCH, EXPERTS, ROUTER
 from mindspeed_llm.training.arguments.tables.optimizer import BATCH, LEARNING_RATE, OPTIMIZER, PRECISION
@@ -27,6 +28,7 @@ TRAINING: tuple[Group, ...] = (
     RECOMPUTE,
     DATA,
     TOKENIZER,
+    FINETUNE,
     CHECKPOINT,
     EVALUATION,
     LOGS,

@@ -1,0 +1,93 @@
+"""LoRA: small matrices beside frozen weights are trained."""
+
+from __future__ import annotations
+
+import argparse
+
+from mindspeed_llm.core.layer_layout import num_real_layers
+from mindspeed_llm.core.lora.settings import LAYERS, PARTS, TARGETS
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
+from mindspeed_llm.training.arguments.flag import number, one_of, positive
+
+_NAMES = " ".join(TARGETS)
+
+
+class Lora(Feature):
+    """`core.lora` has the layers, `training.setup` puts them on a model, `training.checkpointing` saves them."""
+
+    name = "lora"
+    description = "train low-rank adapters beside frozen weights"
+
+    def register_arguments(self, group: ArgumentTarget) -> None:
+        """Add the flags of LoRA."""
+        group.add_argument(
+            "--lora-target-modules",
+            type=one_of(TARGETS),
+            nargs="+",
+            default=[],
+            metavar="NAME",
+            help="train adapters on these linear layers, and nothing else: linear_proj, linear_fc2; linear_qkv and "
+            "linear_fc1 with one A for their parts, or linear_q linear_k linear_v linear_fc1_gate linear_fc1_up "
+            "with one for each, as PEFT has it.",
+        )
+        group.add_argument(
+            "--lora-r", type=positive, default=16, metavar="N", help="rank of the adapters; by default 16."
+        )
+        group.add_argument(
+            "--lora-alpha",
+            type=number,
+            default=32.0,
+            metavar="X",
+            help="adapters are multiplied by this number divided by the rank; by default 32.",
+        )
+        group.add_argument(
+            "--lora-load",
+            metavar="DIR",
+            help="folder of adapters to go on from: checkpoints of a run, or one adapter in PEFT's files. The model "
+            "comes from --load.",
+        )
+        group.add_argument(
+            "--lora-ckpt-filter", action="store_true", help="save the adapters alone, without the model's weights."
+        )
+
+    def is_on(self, args: argparse.Namespace) -> bool:
+        """Whether any layer is to have an adapter."""
+        return bool(args.lora_target_modules)
+
+    def validate(self, args: argparse.Namespace) -> None:
+        """Refuse flags without targets, two adapters on one layer, and layers that the model has not."""
+        if not self.is_on(args):
+            for flag, given in (("--lora-load", args.lora_load), ("--lora-ckpt-filter", args.lora_ckpt_filter)):
+                if given:
+                    raise UserError(
+                        f"{flag}{f' {given}' if given is not True else ''} is for adapters, but --lora-target-modules "
+                        f"names no layers to have any; add it with some of {_NAMES}, or leave {flag} out"
+                    )
+            return
+        targets = args.lora_target_modules
+        flag = f"--lora-target-modules {' '.join(targets)}"
+        for target in targets:
+            if targets.count(target) > 1:
+                raise UserError(f"{flag}: {target} stands there twice; name each layer once")
+        for layer, parts in PARTS.items():
+            if layer in targets and (both := [part for part in parts if part in targets]):
+                raise UserError(f"{flag}: {layer} and {both[0]} are both adapters on one layer; keep one of them")
+        if args.lora_alpha == 0:
+            raise UserError("--lora-alpha 0.0: adapters would be multiplied by 0; expected another number, such as 32")
+        gated = [target for target in targets if target in PARTS["linear_fc1"]]
+        if gated and not args.swiglu:
+            raise UserError(
+                f"{flag}: the MLPs of a model without --swiglu have no {gated[0]}; expected some of "
+                f"{' '.join((*LAYERS, *PARTS['linear_qkv']))}"
+            )
+        if gated and args.num_experts and args.moe_grouped_gemm and not _has_mlps(args):
+            raise UserError(
+                f"{flag}: with --moe-grouped-gemm an expert's adapter is one for gate and up, so that {gated[0]} "
+                "matches nothing; give linear_fc1, or leave --moe-grouped-gemm out"
+            )
+
+
+def _has_mlps(args: argparse.Namespace) -> bool:
+    """Whether a model with experts also has MLPs that are none."""
+    return bool(args.moe_shared_expert_intermediate_size) or sum(args.moe_layer_pattern) < num_real_layers(args)

@@ -1,0 +1,89 @@
+"""Filling the adapters of a running job straight from PEFT's files: each rank reads only its own slices."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from megatron.core import parallel_state
+from torch import nn
+
+from mindspeed_llm.core.lora.settings import LoraSettings, is_adapter_key
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.checkpoint.adapter import in_form
+from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config
+from mindspeed_llm.tasks.checkpoint.families import of_config
+from mindspeed_llm.tasks.checkpoint.hf_reader import read_config
+from mindspeed_llm.tasks.checkpoint.layout import Rank
+from mindspeed_llm.tasks.checkpoint.peft_files import open_peft
+from mindspeed_llm.tasks.checkpoint.plan import rank_targets
+from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
+from mindspeed_llm.tasks.checkpoint.sources import Source, WithCopies
+from mindspeed_llm.tasks.models.hf_weights import topology_of
+
+
+def load_peft_adapter(
+    chunks: Sequence[nn.Module], folder: Path, model_folder: Path, args: Namespace, settings: LoraSettings
+) -> None:
+    """Fill the adapters of this rank from the ones in `folder`, in the dtype of their parameters.
+
+    Args:
+        chunks: the models of this rank's pipeline stage, one per virtual stage, without wrappers, with adapters.
+        folder: a directory with PEFT's files.
+        model_folder: the Hugging Face directory of the model that they are for.
+        args: the arguments that the chunks were built from.
+        settings: those of the adapters.
+
+    Raises:
+        UserError: the adapter is none that can be read, is for another model, or the flags say another rank, another
+            alpha or other layers.
+    """
+    config = read_config(model_folder)
+    where = str(model_folder / "config.json")
+    family = of_config(config, where, requested=args.model_type_hf)
+    adapter = open_peft(folder, family, from_hf_config(family, config, where))
+    for flag, given, found in (
+        ("--lora-r", settings.rank, adapter.rank),
+        ("--lora-alpha", settings.alpha, adapter.alpha),
+    ):
+        if given != found:
+            raise UserError(
+                f"{flag} {given:g}: the adapter in --lora-load {folder} has {found:g}; give {flag} {found:g}"
+            )
+    form = in_form(adapter, list(settings.targets))
+    model = adapter.model(topology_of(args), form)
+    source: Source = WithCopies(adapter.source, model.written_copies)
+    rank = Rank(
+        tp=parallel_state.get_tensor_model_parallel_rank(),
+        pp=parallel_state.get_pipeline_model_parallel_rank(),
+        ep=parallel_state.get_expert_model_parallel_rank(),
+    )
+    states = {
+        f"model{index}" if model.topology.is_virtual else "model": _adapters(chunk)
+        for index, chunk in enumerate(chunks)
+    }
+    left = {(chunk, key) for chunk, state in states.items() for key in state}
+    with torch.no_grad():
+        for tensor, target in rank_targets(model, rank, source):
+            parameter = states[tensor.chunk].get(tensor.key)
+            if parameter is None or tuple(parameter.shape) != target.shape:
+                raise UserError(
+                    f"--lora-load {folder}: {tensor.key} of shape {target.shape} has no place in the model; "
+                    f"--lora-target-modules {' '.join(settings.targets)} puts adapters elsewhere"
+                )
+            place = parameter.data.view(target.view)
+            for slab in slabs(target):
+                place[tuple(slice(*bounds) for bounds in slab)].copy_(assemble(target, slab, source))
+            left.discard((tensor.chunk, tensor.key))
+    if left:
+        _, key = min(left)
+        raise UserError(
+            f"--lora-load {folder} has nothing for {key} and {len(left) - 1} more parameters of adapters; it has "
+            f"adapters on {' '.join(adapter.targets)}, give those to --lora-target-modules"
+        )
+
+
+def _adapters(chunk: nn.Module) -> Mapping[str, torch.Tensor]:
+    return {name: parameter for name, parameter in chunk.named_parameters() if is_adapter_key(name)}

@@ -1,0 +1,1 @@
+"""Post-training on the Megatron backend."""

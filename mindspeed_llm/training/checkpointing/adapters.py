@@ -1,0 +1,146 @@
+"""Loading a run that trains adapters: the model from `--load`, the adapters from there or from `--lora-load`.
+
+    --load               --lora-load                the run
+    a model              -                          begins with new adapters
+    a run's checkpoint   -                          goes on, where that holds adapters beside the model
+    a model              PEFT's files               begins with those adapters
+    a model              a run's checkpoint         goes on; --finetune, --no-load-optim and --no-load-rng mean of it
+                                                    what they mean of --load elsewhere
+
+A model is a Hugging Face directory, or a checkpoint of which nothing but weights is taken.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mindspeed_llm.checkpoints.dcp_reader import read_metadata
+from mindspeed_llm.checkpoints.storage import open_storage_for_reading
+from mindspeed_llm.core.lora.settings import LoraSettings, lora_settings
+from mindspeed_llm.core.shared_master import masters_in_fp32
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.observability.log import get_logger
+from mindspeed_llm.tasks.checkpoint.peft_files import is_peft
+from mindspeed_llm.tasks.models.hf_adapters import load_peft_adapter
+from mindspeed_llm.training.checkpointing import content as contents
+from mindspeed_llm.training.checkpointing.layout import TORCH
+from mindspeed_llm.training.checkpointing.loading import Opened, load_opened, open_checkpoint
+from mindspeed_llm.training.checkpointing.model_part import Part
+from mindspeed_llm.training.folders import hf_directory
+from mindspeed_llm.training.setup import TrainingModel
+from mindspeed_llm.training.state import TrainState
+
+logger = get_logger(__name__)
+
+
+def load_with_adapters(args: Namespace, model: TrainingModel) -> TrainState | None:
+    """Load the model, unless it came from a Hugging Face directory, and its adapters (a collective). None where the run
+    starts at step 0 with new adapters.
+
+    Raises:
+        UserError: on all ranks; something belongs to another model or topology, other flags of LoRA were given, or
+            there is nothing to load.
+        CheckpointError: on all ranks; a checkpoint is damaged, or asks for something to be executed.
+    """
+    settings = lora_settings(args)
+    assert settings is not None
+    has_weights = hf_directory(args) is not None
+    state = None
+    if args.load is not None and not has_weights:
+        found = open_checkpoint(args)
+        if found is not None:
+            has_weights = True
+            state = _load_model(found, args, model, settings)
+    if args.lora_load is None:
+        return state
+    if not has_weights:
+        raise UserError(f"--lora-load {args.lora_load} holds adapters for a model; name the model's folder with --load")
+    return _load_adapters(args, model, settings)
+
+
+def _load_model(found: Opened, args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
+    folder = found.chosen.folder
+    parts = _parts_in(found)
+    if Part.BASE not in parts:
+        raise UserError(
+            f"--load {folder} holds adapters without a model; name the model's folder with --load, and this one with "
+            "--lora-load"
+        )
+    if args.lora_load is None and Part.ADAPTERS in parts:
+        _check_flags(found, settings, "--load")
+        return load_opened(found, args, model)
+    weights_only = Namespace(**{**vars(args), "finetune": True})
+    load_opened(found, weights_only, model, Part.BASE)
+    return None
+
+
+def _load_adapters(args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
+    folder = Path(args.lora_load)
+    assert dist.group.WORLD is not None
+    storage = open_storage_for_reading(folder, dist.group.WORLD)
+    if storage.gather(is_peft(folder))[0]:
+        source = hf_directory(args) or (Path(args.model_from_hf) if args.model_from_hf else None)
+        if source is None:
+            raise UserError(
+                f"--lora-load {folder}: PEFT's files name layers as the Hugging Face model does, and --load "
+                f"{args.load} is no Hugging Face directory; give its folder to --model-from-hf or --load, or convert "
+                "the adapter with convert_ckpt_v2.py --lora-target-modules"
+            )
+        storage.together(f"loading {folder}", lambda: load_peft_adapter(model.modules, folder, source, args, settings))
+        with masters_in_fp32(model.optimizer, changed=True):
+            model.optimizer.reload_model_params()
+        logger.info("Took the adapter of %s; training starts at step 0", folder)
+        return None
+    of_adapters = Namespace(**{**vars(args), "load": args.lora_load})
+    try:
+        found = open_checkpoint(of_adapters)
+        if found is None:
+            return None
+        if Part.ADAPTERS not in _parts_in(found):
+            raise UserError(f"--load {found.chosen.folder} holds no adapters; expected the checkpoint of a LoRA run")
+        _check_flags(found, settings, "--lora-load")
+        return load_opened(found, of_adapters, model, Part.ADAPTERS)
+    except UserError as error:
+        # Said of the flag that the user gave.
+        raise UserError(str(error).replace("--load ", "--lora-load ")) from None
+
+
+def _parts_in(found: Opened) -> set[Part]:
+    """What a checkpoint holds, on all ranks together (a collective)."""
+    keys: list[str]
+    if found.chosen.ckpt_format == TORCH:
+        models = [value for name, value in found.content.items() if name.startswith("model")]
+        keys = [key for value in models if isinstance(value, Mapping) for key in value]
+    else:
+        entries = read_metadata(found.chosen.folder).state_dict_metadata
+        keys = [key for key in entries if not key.startswith((f"{contents.OPTIMIZER}.", f"{contents.RNG}/"))]
+    keys = [key for key in keys if not key.endswith("_extra_state") and "/shard_" not in key]
+    mine = {part for part in (Part.BASE, Part.ADAPTERS) if any(part.name_of(key) is not None for key in keys)}
+    return set().union(*found.storage.gather(mine))
+
+
+def _check_flags(found: Opened, settings: LoraSettings, flag: str) -> None:
+    """Compare the flags of LoRA with those that a checkpoint was written with, where it says them.
+
+    Raises:
+        UserError: names flag and both values.
+    """
+    saved: Mapping[str, Any] = contents.arguments_of(found.content)
+    if saved.get("lora_r") is None:
+        return
+    targets = saved.get("lora_target_modules") or ()
+    for name, own, before in (
+        ("--lora-r", settings.rank, saved["lora_r"]),
+        ("--lora-alpha", settings.alpha, saved.get("lora_alpha", settings.alpha)),
+        ("--lora-target-modules", " ".join(sorted(settings.targets)), " ".join(sorted(targets))),
+    ):
+        if own != before:
+            raise UserError(
+                f"{flag} {found.chosen.folder}: its adapters were trained with {name} {before}, this run has {own}; "
+                f"give {name} {before}"
+            )

@@ -1,0 +1,31 @@
+"""The folder of `--lora-load` is looked at before anything heavy is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.training.folders import check_folders
+from tests.training.arguments.lines import arguments
+
+_LORA = "--lora-target-modules linear_qkv"
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    model, adapters = tmp_path / "model", tmp_path / "adapters"
+    model.mkdir()
+
+    def message(flags: str) -> str:
+        with pytest.raises(UserError) as refusal:
+            check_folders(arguments(f"{_LORA} {flags}"))
+        return str(refusal.value)
+
+    assert "name the model's folder with --load" in message(f"--lora-load {adapters}")
+    assert "is the folder of --load" in message(f"--load {model} --lora-load {model}")
+    assert "expected a folder with checkpoints" in message(f"--load {model} --lora-load {adapters}")
+    # The first start of a command that also restarts: adapters will be saved there.
+    check_folders(arguments(f"{_LORA} --load {model} --lora-load {adapters} --save {adapters}"))
+    adapters.mkdir()
+    check_folders(arguments(f"{_LORA} --load {model} --lora-load {adapters}"))

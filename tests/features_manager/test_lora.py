@@ -1,0 +1,53 @@
+"""The flags of LoRA: what they say, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_llm.core.lora.settings import LoraSettings, lora_settings
+from mindspeed_llm.errors import UserError
+from tests.training.arguments.lines import EXPERTS, arguments
+
+_QKV = "--lora-target-modules linear_qkv"
+
+
+def test_settings() -> None:
+    assert lora_settings(arguments()) is None
+    found = lora_settings(arguments("--lora-target-modules linear_q linear_fc1 --seed 7"))
+    # Rank and alpha are MindSpeed-LLM's.
+    assert found == LoraSettings(rank=16, alpha=32.0, targets=("linear_q", "linear_fc1"), seed=7)
+    assert found.scale == 2.0
+    assert found.parts_of("linear_qkv") == ("linear_q",)
+    assert found.parts_of("linear_fc1") == ("linear_fc1",)
+    assert found.parts_of("linear_proj") == ()
+
+
+def test_flags_without_targets_are_named() -> None:
+    notices = " ".join(arguments("--lora-r 8 --lora-fusion").notices)
+    assert "--lora-r has no effect without --lora-target-modules" in notices
+    assert "--lora-fusion has no effect" in notices
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--lora-load x", "--lora-target-modules names no layers"),
+        ("--lora-ckpt-filter", "--lora-target-modules names no layers"),
+        (f"{_QKV} --lora-r 0", "expected a whole number of 1 or more, found '0'"),
+        (f"{_QKV} --lora-alpha 0", "adapters would be multiplied by 0"),
+        ("--lora-target-modules linear_qvk", "did you mean linear_qkv?"),
+        ("--lora-target-modules q_proj", "expected one of linear_qkv, linear_proj"),
+        (f"{_QKV} linear_k", "linear_qkv and linear_k are both adapters on one layer"),
+        (f"{_QKV} linear_proj linear_qkv", "linear_qkv stands there twice"),
+        (
+            f"{EXPERTS} --moe-grouped-gemm --lora-target-modules linear_fc1_gate",
+            "linear_fc1_gate matches nothing; give linear_fc1",
+        ),
+        (f"{_QKV} --lu-lora-final-layer-index 3", "LU-LoRA"),
+        (f"{_QKV} --save-lora-to-hf", "convert_ckpt_v2.py --save-lora-to-hf"),
+    ],
+)
+def test_refused(flags: str, message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        arguments(flags)
+    assert message in str(refusal.value)
