@@ -155,6 +155,7 @@ def same(found: Any, reference: Any) -> bool:
 
 
 @pytest.mark.distributed
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ranks", "flags"), [(1, []), (2, ["--tensor-model-parallel-size", "2"]), (2, DISTRIBUTED), (2, OVERLAPS)], ids=str
 )

@@ -18,6 +18,7 @@ UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "reco
 SELECTIVE = {"recompute_granularity": "selective", "recompute_modules": ("core_attn",)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recompute", [UNIFORM, SELECTIVE])
 @pytest.mark.parametrize(("ranks", "values"), [(1, {}), (2, TP2), (2, TP2 | SP), (2, PP2 | VPP)])
 @pytest.mark.parametrize("flash", [False, True])
