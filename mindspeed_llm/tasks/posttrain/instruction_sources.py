@@ -115,7 +115,8 @@ class CutSampleSet(SampleSet):
         super().__init__(prefix, kind)
         self._length = length
         self.num_stored = super().__len__()
-        long, lost = set(), set()
+        long: set[int] = set()
+        lost: set[int] = set()
         for labels in (reader for key, reader in self.readers.items() if key.endswith("labels")):
             numbers = np.flatnonzero(labels.lengths > length).tolist()
             long.update(numbers)

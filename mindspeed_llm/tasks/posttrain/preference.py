@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,9 +42,13 @@ class Preference:
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """See `Objective`."""
         batch = next(batches)
-        return _losses(batch, model), partial(
-            pair_losses, batch["loss_mask"], batch.get(_REFERENCE), options=self._options
-        )
+        mask, reference, options = batch["loss_mask"], batch.get(_REFERENCE), self._options
+
+        def loss(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            assert reference is not None, "the loss is asked for on the last stage, where `prepare` has put it"
+            return pair_losses(mask, reference, losses, options=options)
+
+        return _losses(batch, model), loss
 
     def _reference_log_probs(self, held: list[list[Batch]]) -> list[Tensor]:
         """[rows] for each micro batch on the last stage; nothing on the others."""

@@ -186,8 +186,8 @@ def _check_entries(tensors: Any, entries: Metadata, folder: Path, storage: Stora
         if isinstance(place, ShardedTensor)
     }
     everyone: dict[str, Any] = {}
-    for part in storage.gather(own):
-        everyone.update(part)
+    for share in storage.gather(own):
+        everyone.update(share)
 
     def check() -> None:
         found = {

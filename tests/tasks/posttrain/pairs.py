@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedWriter
 from tests.core.lora.reference import RECIPE as LORA_RECIPE
-from tests.core.lora.reference import of_peft, with_peft
+from tests.core.lora.reference import load, of_peft, with_peft
 from tests.support.reference import RECIPE, Sample, Trace
 
 Pair = tuple[Sample, Sample]
@@ -76,11 +76,9 @@ def train_reference(
     adapter: Path | None,
 ) -> tuple[Trace, list[dict[str, float]]]:
     """Pair by pair, without padding: the trace, and the rewards of each step."""
-    reference = AutoModelForCausalLM.from_pretrained(ref_model, dtype=torch.float32)
+    reference = load(ref_model)
     recipe = LORA_RECIPE if adapter else RECIPE
-    policy: Any = (
-        with_peft(folder, adapter) if adapter else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    )
+    policy: Any = with_peft(folder, adapter) if adapter else load(folder)
     trained = of_peft(policy) if adapter else dict(policy.named_parameters())
     optimizer = torch.optim.AdamW(
         [

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.distributed
 STEPS, PAIRS, LENGTH = 3, 4, 32
 ROW, REFERENCE = "tests.tasks.posttrain.pair_rows:train", "tests.tasks.posttrain.pair_rows:reference_weights"
 TP, PP = ["--tensor-model-parallel-size", "2"], ["--pipeline-model-parallel-size", "2"]
+EP = ["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0"]
 VARIABLE = ["--no-pad-to-seq-lengths", "--pad-to-multiple-of", "4"]
 TARGETS = ["linear_q", "linear_fc1_up"]
 
@@ -119,6 +120,7 @@ ROWS: list[tuple[str, str, int, list[str], dict[str, Any]]] = [
     ("qwen3", "sigmoid", 4, [*TP, *PP], {"lora": True}),
     ("qwen3", "sigmoid", 2, ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"], {}),
     ("qwen3", "hinge", 1, [], {"lora": True, "other": True}),
+    ("qwen3_moe", "sigmoid", 2, [*EP, *VARIABLE], {"other": True}),
 ]
 
 
@@ -132,7 +134,7 @@ def run(pool: RankPool, place: Place, toy: str, kind: str, ranks: int, flags: li
 
 @pytest.mark.parametrize(
     ("toy", "kind", "ranks", "flags", "more"),
-    [*ROWS[:10], *(pytest.param(*row, marks=pytest.mark.sampled(1)) for row in ROWS[10:])],
+    [*ROWS[:10], *(pytest.param(*row, marks=pytest.mark.sampled(2)) for row in ROWS[10:])],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_steps_equal_a_few_lines_of_torch(
@@ -230,23 +232,28 @@ def test_a_run_that_goes_on_says_which_reference_it_began_with(rank_pool: RankPo
 # --- whole runs
 
 
-def whole_run(pool: RankPool, place: Place, folder: Path, flags: list[str]) -> list[dict[str, Any]]:
+def whole_run(pool: RankPool, argv: list[str], folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
-    argv = [*place.argv("qwen3", "sigmoid", flags), "--log-interval", "1", "--metrics-dir", str(folder)]
+    argv = [*argv, "--log-interval", "1", "--metrics-dir", str(folder)]
     code = pool.run("tests.tasks.posttrain.rows:finetune", ranks=1, argv=argv)
     assert code == [0]
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("lora", [False, True])
 def test_a_run_reports_rewards_and_goes_on_as_if_it_had_not_ended(
-    rank_pool: RankPool, place: Place, tmp_path: Path
+    rank_pool: RankPool, place: Place, tmp_path: Path, lora: bool
 ) -> None:
-    evaluated = ["--split", "67,33,0", "--eval-interval", "2", "--eval-iters", "1", "--lr", "1e-4"]
-    whole = whole_run(rank_pool, place, tmp_path / "whole", evaluated)
-    save = ["--save", str(tmp_path / "ckpt"), "--ckpt-format", "torch_dist"]
-    whole_run(rank_pool, place, tmp_path / "parts", [*evaluated, *save, "--exit-interval", "2"])
-    words = ["--load", str(tmp_path / "ckpt"), "--ref-model", str(place.model("qwen3"))]
-    parts = whole_run(rank_pool, place, tmp_path / "parts", [*evaluated, *save, *words])
+    """With adapters the reference of both parts is the model without them."""
+    flags = ["--split", "67,33,0", "--eval-interval", "2", "--eval-iters", "1", "--lr", "1e-4"]
+    if lora:
+        flags += ["--lora-target-modules", *TARGETS, "--lora-r", "4"]
+    argv = place.argv("qwen3", "sigmoid", flags)
+    whole = whole_run(rank_pool, argv, tmp_path / "whole")
+    argv += ["--save", str(tmp_path / "ckpt"), "--ckpt-format", "torch_dist"]
+    whole_run(rank_pool, [*argv, "--exit-interval", "2"], tmp_path / "parts")
+    words = ["--load", str(tmp_path / "ckpt")] + ([] if lora else ["--ref-model", str(place.model("qwen3"))])
+    parts = whole_run(rank_pool, [*argv, *words], tmp_path / "parts")
     trained = [[line for line in lines if "lm_loss" in line] for lines in (whole, parts)]
     assert [line["iteration"] for line in trained[0]] == [1, 2, 3]
     keys = ("lm_loss", "grad_norm", *REWARDS)
@@ -255,6 +262,7 @@ def test_a_run_reports_rewards_and_goes_on_as_if_it_had_not_ended(
     assert first["lm_loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert [first[name] for name in REWARDS] == [0.0] * 4
     assert first["consumed_tokens"] == PAIRS * 2 * LENGTH
+    assert all(line["rewards_chosen"] != 0.0 for line in trained[0][1:])
     held_out = [line for line in whole if "eval_loss" in line]
     assert [line["eval_tokens"] for line in held_out] == [PAIRS] * 2
     assert all({f"eval_{name}" for name in REWARDS} <= line.keys() for line in held_out)
