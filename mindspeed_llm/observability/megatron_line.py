@@ -13,6 +13,7 @@ LOSS_SCALE, SKIPPED, NAN, THROUGHPUT = (
     "nan_iterations",
     "throughput_tflops_per_device",
 )
+_REWARDS = "rewards_"
 _OWN = (LOSS_SCALE, SKIPPED, NAN, THROUGHPUT, "num_zeros", "params_norm")
 
 
@@ -21,8 +22,8 @@ def format_megatron_step(
 ) -> str:
     """One training step as a line of ` name: value |` fields.
 
-    Losses that are not above zero are left out, as ever; `extra` holds the loss scale, and how many iterations were
-    skipped and how many had a loss that is no number.
+    Losses that are not above zero are left out, as ever, rewards are not; `extra` holds the loss scale, and how many
+    iterations were skipped and how many had a loss that is no number.
     """
     extra = record.extra
     fields = [
@@ -37,9 +38,11 @@ def format_megatron_step(
         f"global batch size: {record.global_batch_size:5d}",
     ]
     losses = {"lm loss": record.lm_loss, "mtp loss": record.mtp_loss, "load_balancing_loss": record.aux_loss}
-    losses |= {name.replace("_", " "): value for name, value in extra.items() if name not in _OWN}
+    rewards = {name: value for name, value in extra.items() if name.startswith(_REWARDS)}
+    losses |= {name.replace("_", " "): extra[name] for name in extra if name not in _OWN and name not in rewards}
     # Not `> 0` alone: a loss that is no number must be seen.
     fields += [f"{name}: {value:.6E}" for name, value in losses.items() if value is not None and not value <= 0.0]
+    fields += [f"{name.replace('_', ' ')}: {value:.6E}" for name, value in rewards.items()]
     fields += [f"loss scale: {extra.get(LOSS_SCALE, 1.0):.1f}", f"grad norm: {record.grad_norm:.3f}"]
     if "num_zeros" in extra:
         fields.append(f"num zeros: {extra['num_zeros']:.1f}")

@@ -10,7 +10,8 @@ from mindspeed_llm.observability.throughput import flops_per_token
 def flops_per_sample(args: Namespace) -> float:
     """Forward and backward of one sample of `--seq-length` tokens; see `throughput.flops_per_token` for the formula.
 
-    Noop layers cost nothing; of experts those count that a token goes through.
+    Noop layers cost nothing; of experts those count that a token goes through. A sample of --stage dpo is two rows, and
+    the reference's forward comes on top, half of what backward takes.
     """
     layers = args.num_layers - len(args.noop_layers or ())
     active = sum(_layer(args, moe=moe) for moe in _kinds(args)) + args.hidden_size * args.vocab_size
@@ -22,7 +23,8 @@ def flops_per_sample(args: Namespace) -> float:
         head_dim=args.kv_channels,
         seq_len=args.seq_length,
     )
-    return per_token * args.seq_length
+    rows = 2 * (1 + 1 / 3) if args.stage == "dpo" else 1
+    return per_token * args.seq_length * rows
 
 
 def _kinds(args: Namespace) -> list[bool]:

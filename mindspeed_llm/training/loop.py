@@ -88,6 +88,7 @@ class TrainLoop:
         self._recorder, self._profiler, self._save = recorder, profiler, save
         self._flops_per_sample = flops_per_sample
         self._step = TrainStep(model, args, objective)
+        self._tokens_per_sample = args.seq_length * (objective.rows_per_sample if objective else 1)
         self._moe_losses = MoeLosses(args)
         self._started = time.monotonic()
         self._interval = _Interval()
@@ -176,7 +177,7 @@ class TrainLoop:
     def _record(self, result: StepResult) -> None:
         args, state, interval = self._args, self.state, self._interval
         elapsed = time.monotonic() - interval.started
-        tokens = interval.steps * args.global_batch_size * args.seq_length
+        tokens = interval.steps * args.global_batch_size * self._tokens_per_sample
         peaks = torch.tensor(
             [memory.max_memory_allocated_gb(), memory.max_memory_reserved_gb()], device=current_device()
         )
@@ -203,7 +204,7 @@ class TrainLoop:
             StepRecord(
                 iteration=state.iteration,
                 consumed_samples=state.consumed_train_samples,
-                consumed_tokens=state.consumed_train_samples * args.seq_length,
+                consumed_tokens=state.consumed_train_samples * self._tokens_per_sample,
                 elapsed_ms_per_iteration=1000 * elapsed / interval.steps,
                 learning_rate=self._learning_rate(),
                 global_batch_size=args.global_batch_size,

@@ -30,6 +30,15 @@ class Objective(Protocol):
     rows_per_sample: int
     """Rows of a batch for each sample: 2 where a sample is a pair."""
 
+    def prepare(self, batches: list[Iterator[Batch]], count: int) -> list[Iterator[Batch]]:
+        """What `forward_step` takes its micro batches from: `batches`, or the next `count` of each with more in them.
+
+        Args:
+            batches: for each chunk of this rank an iterator over the same micro batches.
+            count: micro batches of the step, or of the evaluation; all ranks call this at the same place.
+        """
+        ...
+
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """Take the next micro batch; the output of this stage, and what makes the loss of it on the last one."""
         ...
@@ -40,6 +49,10 @@ class NextToken:
 
     metrics: tuple[str, ...] = ()
     rows_per_sample = 1
+
+    def prepare(self, batches: list[Iterator[Batch]], count: int) -> list[Iterator[Batch]]:
+        """See `Objective`."""
+        return batches
 
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """See `Objective`; batches are those of `training.data.batches`."""

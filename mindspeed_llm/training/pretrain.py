@@ -111,7 +111,7 @@ def _train(args: Namespace, task: Task) -> int:
             profiler=profiler,
             save=(lambda now: save_checkpoint(args, model, now)) if args.save else None,
             flops_per_sample=flops_per_sample(args),
-            objective=task.objective(args, model),
+            objective=task.objective(args, model, progress),
         )
         reason = loop.train()
         if reason == "terminated":

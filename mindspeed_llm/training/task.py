@@ -22,8 +22,10 @@ class Task(Protocol):
         """The data of the run; every process of the job calls this at the same place. Raises UserError."""
         ...
 
-    def objective(self, args: Namespace, model: TrainingModel) -> Objective:
-        """What is minimised. The model has its weights and is not trained yet."""
+    def objective(self, args: Namespace, model: TrainingModel, progress: Progress | None = None) -> Objective:
+        """What is minimised; every process of the job calls this at the same place. The model has the weights that the
+        run starts or, with `progress`, goes on with. Raises UserError.
+        """
         ...
 
 
@@ -42,7 +44,7 @@ class Pretraining:
 
         return build_datasets(args, progress=progress)
 
-    def objective(self, args: Namespace, model: TrainingModel) -> Objective:
+    def objective(self, args: Namespace, model: TrainingModel, progress: Progress | None = None) -> Objective:
         """See `Task`."""
         from mindspeed_llm.training.objective import NextToken
 

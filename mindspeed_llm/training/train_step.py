@@ -97,6 +97,7 @@ class TrainStep:
         return total, round(targets), sums
 
     def _forward_backward(self, batches: list[Iterator[Batch]], *, forward_only: bool, count: int) -> list[dict]:
+        batches = self._objective.prepare(batches, count)
         return self._schedule(
             forward_step_func=self._objective.forward_step,
             data_iterator=batches if len(self._model.chunks) > 1 else batches[0],

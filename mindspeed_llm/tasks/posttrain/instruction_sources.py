@@ -1,4 +1,4 @@
-"""From flags to instruction data: which samples are named, and what can be said of them before ranks meet.
+"""From flags to instruction data or pairs: which samples are named, and what can be said of them before ranks meet.
 
 Nothing here needs torch.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.posttrain.raw_records import RawRecords
 from mindspeed_llm.tasks.preprocess.command.reuse import read_content
+from mindspeed_llm.tasks.preprocess.handlers import Kind
 from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.prefix_kinds import kinds_at, output_prefix
 from mindspeed_llm.tasks.preprocess.sample_sets import SampleSet
@@ -28,7 +30,7 @@ _LOG = logging.getLogger("mindspeed_llm")
 _OF_RECORDS = ("handler_name", "map_keys", "enable_thinking", "drop_thinking", "reasoning_effort", "mask_history")
 
 
-def check_instructions(args: Namespace) -> None:
+def check_instructions(args: Namespace, kind: Kind = "instruction") -> None:
     """Check all that can be checked before data are worked through.
 
     Raises:
@@ -36,25 +38,25 @@ def check_instructions(args: Namespace) -> None:
             record cannot be read, there is no chat template.
     """
     tokenizer = named_tokenizer(args)
-    for blend in instruction_blends(args):
+    for blend in instruction_blends(args, kind):
         for name in blend.names:
             if isinstance(name, Path):
-                check_prepared(blend.flag, CutSampleSet(name, args.seq_length), args, tokenizer)
+                check_prepared(blend.flag, CutSampleSet(name, args.seq_length, kind), args, tokenizer)
                 if idle := [f"--{flag.replace('_', '-')}" for flag in _OF_RECORDS if flag in args.given]:
                     _LOG.info("%s %s: no effect from %s, its samples are made", blend.flag, name, ", ".join(idle))
             else:
                 name.check(args, tokenizer)
 
 
-def instruction_blends(args: Namespace) -> list[Blend[RawRecords]]:
-    """The blends that the flags name. Raises UserError naming the flags."""
-    return named_blends(args, _named)
+def instruction_blends(args: Namespace, kind: Kind = "instruction") -> list[Blend[RawRecords]]:
+    """The blends that the flags name, of instruction data or pairwise data. Raises UserError naming the flags."""
+    return named_blends(args, partial(_named, kind))
 
 
-def _named(flag: str, name: str) -> Path | RawRecords:
+def _named(kind: Kind, flag: str, name: str) -> Path | RawRecords:
     prefix = Path(name)
     if not kinds_at(prefix) and output_prefix(prefix) is None and prefix.exists():
-        return RawRecords(flag, prefix)
+        return RawRecords(flag, prefix, kind)
     return prefix
 
 
@@ -66,7 +68,7 @@ def check_prepared(flag: str, samples: SampleSet, args: Namespace, tokenizer: To
     prefix, rules = samples.prefix, TokenRules(vocab_size=vocabulary_of(args, tokenizer))
     if not len(samples):
         raise UserError(f"{flag}: {prefix} has no sample with an answer within --seq-length {args.seq_length} tokens")
-    check_content(flag, [samples.readers["input_ids"]], rules)
+    check_content(flag, [reader for key, reader in samples.readers.items() if key.endswith("input_ids")], rules)
     content = read_content(prefix)
     if not content:
         return
@@ -102,20 +104,25 @@ def check_prepared(flag: str, samples: SampleSet, args: Namespace, tokenizer: To
 
 
 class CutSampleSet(SampleSet):
-    """The instruction samples of a prefix that have a target within the first `length` tokens, cut to these.
+    """The samples of a prefix that have a target within the first `length` tokens, cut to these; of pairs, those that
+    have one on both sides.
 
     `num_cut` are longer, `num_left_out` of the prefix are not here: their prompt leaves no room for an answer. A prompt
     is never cut, which would leave an answer to half a question.
     """
 
-    def __init__(self, prefix: Path, length: int) -> None:
-        super().__init__(prefix, "instruction")
+    def __init__(self, prefix: Path, length: int, kind: Kind = "instruction") -> None:
+        super().__init__(prefix, kind)
         self._length = length
-        labels = self.readers["labels"]
-        long = np.flatnonzero(labels.lengths > length)
-        # The first token of a row is never predicted.
-        lost = [number for number in long.tolist() if (labels.get(number, 1, length - 1) == IGNORE_INDEX).all()]
-        self._kept = np.delete(np.arange(len(labels)), lost)
+        self.num_stored = super().__len__()
+        long: set[int] = set()
+        lost: set[int] = set()
+        for labels in (reader for key, reader in self.readers.items() if key.endswith("labels")):
+            numbers = np.flatnonzero(labels.lengths > length).tolist()
+            long.update(numbers)
+            # The first token of a row is never predicted.
+            lost.update(number for number in numbers if (labels.get(number, 1, length - 1) == IGNORE_INDEX).all())
+        self._kept = np.delete(np.arange(self.num_stored), sorted(lost))
         self.num_left_out, self.num_cut = len(lost), len(long) - len(lost)
 
     def __len__(self) -> int:
@@ -126,8 +133,8 @@ class CutSampleSet(SampleSet):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample, int32."""
-        return np.minimum(self.readers["labels"].lengths[self._kept], self._length)
+        """Tokens of each sample, int32; of a pair, the longer side's."""
+        return np.minimum(super().lengths[self._kept], self._length)
 
     def numbers_of(self, documents: range) -> range:
         """The samples here that are among `documents` of the prefix."""

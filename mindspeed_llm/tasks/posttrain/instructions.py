@@ -17,8 +17,10 @@ from mindspeed_llm.tasks.posttrain.instruction_sources import (
     instruction_blends,
     left_out,
 )
+from mindspeed_llm.tasks.posttrain.pair_batches import PairSamples
 from mindspeed_llm.tasks.posttrain.raw_records import RawRecords
 from mindspeed_llm.tasks.preprocess.blending import Rows
+from mindspeed_llm.tasks.preprocess.handlers import Kind
 from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
 from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.sample_order import SampleOrder, SampleSource, ordered_samples
@@ -41,7 +43,7 @@ class _Part:
     weights: tuple[float, ...] | None
 
 
-def build_instructions(args: Namespace, progress: Progress | None = None) -> Datasets:
+def build_instructions(args: Namespace, progress: Progress | None = None, kind: Kind = "instruction") -> Datasets:
     """The data that the flags name, with as many samples as the run takes.
 
     Every process of the job must call this, and all get the same: one process (of each node with --no-shared-storage)
@@ -50,24 +52,26 @@ def build_instructions(args: Namespace, progress: Progress | None = None) -> Dat
     Args:
         args: validated arguments.
         progress: None for a run that starts with the first sample.
+        kind: instruction or pairwise.
 
     Raises:
         UserError: see `check_instructions`; also where no folder can be written, or a part that is needed is empty.
     """
     tokenizer = named_tokenizer(args)
     rules = row_rules(args, tokenizer)
+    samples_of = PairSamples if kind == "pairwise" else InstructionSamples
     parts: list[_Part] = []
     # What takes long comes last: samples that exist, then records to preprocess.
-    for blend in sorted(instruction_blends(args), key=lambda blend: len(blend.texts)):
-        parts += _parts(blend, _sample_sets(blend, args, tokenizer), args)
+    for blend in sorted(instruction_blends(args, kind), key=lambda blend: len(blend.texts)):
+        parts += _parts(blend, _sample_sets(blend, args, tokenizer, kind), args)
     cache = index_cache(args)
     numbers, layouts = num_samples(args), layouts_of(num_samples(args)["train"], args, progress)
-    made: dict[Split, InstructionSamples] = {}
+    made: dict[Split, InstructionSamples | PairSamples] = {}
     for part in parts:
         wanted = layouts if part.split == "train" else (numbers[part.split],)
         rows = _rows(part, wanted, args, rules, cache)
         _LOG.info("%s data: %d samples", NAMES[part.split], sum(len(source.documents) for source in part.sources))
-        made[part.split] = InstructionSamples(NAMES[part.split], rows, rules)
+        made[part.split] = samples_of(NAMES[part.split], rows, rules)
     return Datasets(made["train"], made.get("valid"), made.get("test"), layouts)
 
 
@@ -85,11 +89,13 @@ def row_rules(args: Namespace, tokenizer: Tokenizer | None) -> RowRules:
     )
 
 
-def _sample_sets(blend: Blend[RawRecords], args: Namespace, tokenizer: Tokenizer | None) -> list[CutSampleSet]:
+def _sample_sets(
+    blend: Blend[RawRecords], args: Namespace, tokenizer: Tokenizer | None, kind: Kind
+) -> list[CutSampleSet]:
     sets = []
     for name in blend.names:
         prefix = name if isinstance(name, Path) else name.prepared(args, tokenizer)
-        samples = CutSampleSet(prefix, args.seq_length)
+        samples = CutSampleSet(prefix, args.seq_length, kind)
         check_prepared(blend.flag, samples, args, tokenizer)
         sets.append(samples)
     for line in left_out(sets, args.seq_length):
@@ -115,9 +121,7 @@ def _parts(blend: Blend[Any], sets: Sequence[CutSampleSet], args: Namespace) -> 
                 raise UserError(f"--split {split} has no share for training; give its first number a value")
             continue
         documents = [
-            samples.numbers_of(split_documents(len(samples.readers["labels"]), split)[number])
-            if is_cut
-            else range(len(samples))
+            samples.numbers_of(split_documents(samples.num_stored, split)[number]) if is_cut else range(len(samples))
             for samples in sets
         ]
         empty = [samples for samples, part in zip(sets, documents, strict=True) if not len(part)]

@@ -6,11 +6,12 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.posttrain.dpo import PreferenceOptimization
 from mindspeed_llm.tasks.posttrain.sft import SupervisedFinetuning
 from mindspeed_llm.training import main as training
 from mindspeed_llm.training.task import Task
 
-STAGES: Mapping[str, Callable[[], Task]] = {"sft": SupervisedFinetuning}
+STAGES: Mapping[str, Callable[[], Task]] = {"sft": SupervisedFinetuning, "dpo": PreferenceOptimization}
 """--stage -> its task."""
 
 

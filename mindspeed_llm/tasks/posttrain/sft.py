@@ -26,7 +26,7 @@ class SupervisedFinetuning:
 
         return build_instructions(args, progress)
 
-    def objective(self, args: Namespace, model: TrainingModel) -> Objective:
+    def objective(self, args: Namespace, model: TrainingModel, progress: Progress | None = None) -> Objective:
         """See `Task`."""
         from mindspeed_llm.training.objective import NextToken
 

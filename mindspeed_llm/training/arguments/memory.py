@@ -12,6 +12,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 
 from mindspeed_llm.core.layer_layout import layers_at
+from mindspeed_llm.training.arguments.checks.preference import has_reference_copy
 from mindspeed_llm.training.arguments.parameters import Count, Stage
 
 _FP32 = 4
@@ -44,11 +45,18 @@ def memory_of(stage: Stage, args: Namespace) -> Memory:
         local = -(-size // ranks) if args.use_distributed_optimizer else size
         state_bytes += local * state
     return Memory(
-        weights=stage.count.total * weight,
+        weights=stage.count.total * weight * (2 if has_reference_copy(args) else 1),
         gradients=stage.trained.total * gradient,
         optimizer=state_bytes,
-        activations=activations_of(stage, args),
+        activations=activations_of(stage, _of_rows(args)),
     )
+
+
+def _of_rows(args: Namespace) -> Namespace:
+    """The arguments with the rows of a micro batch for its samples: of pairs there are twice as many."""
+    if args.stage != "dpo":
+        return args
+    return Namespace(**{**vars(args), "micro_batch_size": 2 * args.micro_batch_size})
 
 
 def optimizer_bytes(count: Count, args: Namespace, *, distributed: bool) -> int:

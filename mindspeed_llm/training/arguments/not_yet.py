@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_PAIRS = "training on preference pairs is not available in this backend yet"
 _REINFORCED = "reward models and reinforcement learning are not available"
 _CUT = "a sample that is too long is cut to --seq-length, or left out where no answer remains; prompts are never cut"
 _LU_LORA = (
@@ -40,10 +39,6 @@ def _rows(reason: str, names: str) -> dict[str, str]:
 
 
 NOT_YET: dict[str, str] = {
-    **_rows(
-        _PAIRS,
-        "is-pairwise-dataset dpo-loss-type dpo-beta dpo-label-smoothing pref-ftx ref-model refer-model-iter",
-    ),
     **_rows(_CUT, "no-cut-token"),
     **_rows("training reads token ids and labels alone", "dataset-additional-keys"),
     **_rows(_LU_LORA, "lu-lora-final-layer-index lu-lora-lr lu-lora-lr-ratio"),
@@ -187,7 +182,6 @@ NOT_YET_VALUES: dict[tuple[str, str], str] = {
         "transformer_engine",
     ): "layers are of the kind local here; weights with Transformer Engine's "
     "names become local ones with convert_ckpt_v2.py --transformer-impl local",
-    ("--stage", "dpo"): _PAIRS,
     ("--stage", "pt"): "pretrain_gpt.py pre-trains",
     **{
         ("--stage", stage): _REINFORCED

@@ -15,6 +15,7 @@ from mindspeed_llm.training.arguments.checks.parallel import (
     check_stages,
     smallest_world_size,
 )
+from mindspeed_llm.training.arguments.checks.preference import check_preference
 from mindspeed_llm.training.arguments.checks.recompute import check_recompute
 from mindspeed_llm.training.arguments.checks.schedule import (
     check_learning_rate,
@@ -45,6 +46,7 @@ def validate(args: Namespace, world_size: int) -> Namespace:
     check_learning_rate(args)
     check_weight_decay(args)
     check_recompute(args)
+    check_preference(args)
     check_finetune(args)
     check_data(args)
     check_checkpoints(args)

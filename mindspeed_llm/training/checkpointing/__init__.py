@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from mindspeed_llm.training.setup import TrainingModel
     from mindspeed_llm.training.state import TrainState
 
@@ -26,3 +29,10 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
     from mindspeed_llm.training.checkpointing import loading
 
     return loading.load_checkpoint(args, model)
+
+
+def load_weights(args: Namespace, modules: Sequence[nn.Module]) -> None:
+    """Fill a model that is not trained: see `loading.load_weights`."""
+    from mindspeed_llm.training.checkpointing import loading
+
+    loading.load_weights(args, modules)

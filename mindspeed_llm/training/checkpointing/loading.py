@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
+from torch import nn
 
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import Storage, open_storage_for_reading
@@ -104,6 +105,33 @@ def load_opened(found: Opened, args: Namespace, model: TrainingModel, part: Part
         state.last_checkpoint = state.iteration
     _report(found.chosen, state)
     return state
+
+
+@dataclass(frozen=True)
+class _WeightsAlone:
+    """What stands for a `TrainingModel` where nothing but weights is read."""
+
+    modules: Sequence[nn.Module]
+
+
+def load_weights(args: Namespace, modules: Sequence[nn.Module]) -> None:
+    """Fill a model that is not trained with the weights of the checkpoint of `args.load` (a collective).
+
+    Args:
+        args: those of the run, with `load` and `ckpt_step` saying which checkpoint, and no `save`.
+        modules: the chunks of this rank, without wrappers.
+
+    Raises:
+        UserError, CheckpointError: see `load_checkpoint`.
+    """
+    found = open_checkpoint(args)
+    assert found is not None, "without --save a folder without checkpoints is an error"
+    folder, model = found.chosen.folder, cast(TrainingModel, _WeightsAlone(modules))
+    if found.chosen.ckpt_format == TORCH:
+        path = folder / rank_files.own_folder(args) / rank_files.RANK_FILE
+        found.storage.together(f"loading {folder}", lambda: rank_files.load_model(found.content, model, path))
+    else:
+        sharded_reading.load(folder, found.content, model, found.storage, optimizer=False, random=False)
 
 
 def _read(chosen: Chosen, args: Namespace) -> Mapping[str, Any]:

@@ -110,8 +110,9 @@ def load(
         for name in [name for name, value in tensors.items() if isinstance(value, ShardedObject)]:
             del tensors[name]
     wanted: dict[str, Any] = dict(chunks)
-    parts, wholes = optimizer_state.parts(model.optimizer), []
+    parts, wholes = [], []
     if optimizer:
+        parts = optimizer_state.parts(model.optimizer)
         wholes = [room_for_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         # Only the tensors: the rest stands in common.pt.
         wanted[OPTIMIZER] = dict(enumerate(optimizer_tensors(model, whole, wholes, naming)))
@@ -130,7 +131,7 @@ def load(
         # A stage without adapters may have nothing to load, and nothing to train.
         for name, module in zip(chunks, model.modules, strict=True):
             _copy_where_not_in_place(loaded.get(name, {}), dict(module.state_dict(keep_vars=True)))
-        for index, part in enumerate(parts if optimizer else ()):
+        for index, part in enumerate(parts):
             state = loaded.get(OPTIMIZER, {}).get(index, {})
             if isinstance(part, DistributedOptimizer):
                 whole = wholes[index] or {}
@@ -185,8 +186,8 @@ def _check_entries(tensors: Any, entries: Metadata, folder: Path, storage: Stora
         if isinstance(place, ShardedTensor)
     }
     everyone: dict[str, Any] = {}
-    for part in storage.gather(own):
-        everyone.update(part)
+    for share in storage.gather(own):
+        everyone.update(share)
 
     def check() -> None:
         found = {

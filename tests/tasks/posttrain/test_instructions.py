@@ -211,8 +211,8 @@ def test_packs_that_do_not_fit_the_flags(tmp_path: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "--stage is missing; expected what is to be trained: sft"),
-        ("--stage dpo", "--stage dpo is not available"),
+        ("", "--stage is missing; expected what is to be trained: sft, dpo"),
+        ("--stage dpo --data-path x", "--is-pairwise-dataset is missing; add it"),
         ("--stage sft --mock-data", "--mock-data does not go with --stage sft: samples that are made up"),
         ("--stage sft --data-path x --neat-pack", "--neat-pack says how --pack packs; add --pack"),
         ("--stage sft --data-path x --pack --neat-pack", "heeds with --reset-attention-mask; add it"),

@@ -9,6 +9,7 @@ from mindspeed_llm.training.arguments.tables.moe import DISPATCH, EXPERTS, ROUTE
 from mindspeed_llm.training.arguments.tables.optimizer import BATCH, LEARNING_RATE, OPTIMIZER, PRECISION
 from mindspeed_llm.training.arguments.tables.output import CHECKPOINT, EVALUATION, INSTEAD, LOGS
 from mindspeed_llm.training.arguments.tables.parallel import DATA_PARALLEL, PARALLEL
+from mindspeed_llm.training.arguments.tables.preference import PREFERENCE
 from mindspeed_llm.training.arguments.tables.recompute import RECOMPUTE
 
 TRAINING: tuple[Group, ...] = (
@@ -29,6 +30,7 @@ TRAINING: tuple[Group, ...] = (
     DATA,
     TOKENIZER,
     FINETUNE,
+    PREFERENCE,
     CHECKPOINT,
     EVALUATION,
     LOGS,

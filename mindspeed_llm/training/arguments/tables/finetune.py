@@ -8,7 +8,14 @@ _RAW = "tasks.posttrain.raw_records"
 FINETUNE = Group(
     title="Fine-tuning (posttrain_gpt.py)",
     flags=(
-        value("--stage", str, None, "what is trained: sft, supervised fine-tuning.", "training.main", choices=("sft",)),
+        value(
+            "--stage",
+            str,
+            None,
+            "what is trained: sft, supervised fine-tuning; dpo, preference optimisation.",
+            "training.main",
+            choices=("sft", "dpo"),
+        ),
         switch("--is-instruction-dataset", "the data are instructions; --stage sft implies it.", "training.arguments"),
         value(
             "--prompt-type",
