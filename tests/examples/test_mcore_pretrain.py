@@ -123,6 +123,8 @@ def test_full_size(
     ranks, arguments = split_launch(words)
     assert ranks == example.ranks
     monkeypatch.chdir(workplace)
+    if "--load" in arguments:
+        Path(arguments[arguments.index("--load") + 1]).mkdir(parents=True, exist_ok=True)
     # It refuses flags that contradict the configuration.
     config = save_config(example, workplace / "model")
     assert main([*arguments, "--check", str(ranks), "--model-from-hf", str(config)]) == 0

@@ -34,7 +34,12 @@ def main(argv: Sequence[str]) -> int:
     setup_logging()
     for notice in notices(arguments):
         _LOG.info(notice)
-    signals.listen()
+    with signals.listening():
+        _run(arguments)
+    return 0
+
+
+def _run(arguments: Arguments) -> None:
     try:
         try:
             _dispatch(arguments)
@@ -49,7 +54,6 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.flush()
             os._exit(143)
         raise
-    return 0
 
 
 def _dispatch(arguments: Arguments) -> None:

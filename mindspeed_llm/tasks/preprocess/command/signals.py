@@ -22,12 +22,19 @@ class Terminated(SystemExit):
     """The end by SIGTERM; `code` is 143, as shells have it."""
 
 
-def listen() -> None:
-    """Answer to both signals from now on, in this process and not in those that it forks."""
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Answer to both signals within the block, in this process and not in those that it forks."""
     global _owner, _received
     _owner, _received = os.getpid(), None
-    for number in _SIGNALS:
-        signal.signal(number, _receive)
+    before = {number: signal.signal(number, _receive) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        # Other work of this process has not been told to end.
+        _owner = _received = None
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
@@ -52,7 +59,7 @@ def deferred() -> Iterator[None]:
 
 
 def raise_received() -> None:
-    """Raise KeyboardInterrupt or Terminated where such a signal has come since `listen`."""
+    """Raise KeyboardInterrupt or Terminated where such a signal has come since `listening` began."""
     if _received == signal.SIGINT:
         raise KeyboardInterrupt
     if _received is not None:
