@@ -48,7 +48,7 @@ def repository() -> Path:
     return Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """Undo what a command that runs in this process does to the package's loggers."""
     logger = logging.getLogger("mindspeed_llm")

@@ -110,12 +110,15 @@ def train(
 @contextlib.contextmanager
 def _nothing_in_new_memory() -> Iterator[None]:
     """torch fills what it has not been told to fill with NaN."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         assert torch.empty(1).isnan()
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = before
 
 
 def norm_of_weights(*, folder: str, flags: list[str]) -> float:

@@ -190,5 +190,5 @@ def test_what_does_not_belong_together_is_refused(rank_pool: RankPool, tmp_path:
 
 def base_checkpoint(model: Path, tmp_path: Path) -> Path:
     flags = ["--load-model-type", "hf", "--save-model-type", "mg", "--load-dir", str(model)]
-    convert([*flags, "--save-dir", str(tmp_path / "no_adapter")])
+    convert([*flags, "--save-dir", str(tmp_path / "no_adapter"), "--padded-vocab-size", "512"])
     return tmp_path / "no_adapter"

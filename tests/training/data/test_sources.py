@@ -153,6 +153,7 @@ def test_data_of_another_tokenizer_are_reported(files, caplog):
     (files / "text.jsonl").write_text('{"text": "some text, and more of it"}\n' * 30)
     words = ["--input", files / "text.jsonl", "--output-prefix", files / "made_of" / "it", "--append-eod"]
     main([*map(str, words), "--tokenizer-name-or-path", str(files / "tokenizer")])
+    logging.getLogger("mindspeed_llm").propagate = True  # the command prints by itself
     save_tokenizer(files / "other", bos_token="<begin>")
     prefix = files / "made_of" / "it_text_document"
     for tokenizer, is_told in ((files / "tokenizer", False), (files / "other", True)):
