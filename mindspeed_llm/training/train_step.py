@@ -133,6 +133,9 @@ def _least(value: bool) -> bool:
 
 
 def _largest(value: float) -> float:
-    norm = torch.tensor([value], dtype=torch.float32, device=current_device())
-    dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=parallel_state.get_model_parallel_group())
-    return norm.item()
+    # The largest of a number and of one that is none may be either; a stage without anything to train has 0.
+    is_none = value != value
+    values = torch.tensor([0.0 if is_none else value, float(is_none)], dtype=torch.float32, device=current_device())
+    dist.all_reduce(values, op=dist.ReduceOp.MAX, group=parallel_state.get_model_parallel_group())
+    largest, none_somewhere = values.tolist()
+    return float("nan") if none_somewhere else largest

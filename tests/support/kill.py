@@ -9,63 +9,40 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
-import signal
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
 from mindspeed_llm.fsdp2.checkpoint.manifest import checkpoints_folder, find_checkpoints
-from tests.support.pool import free_port
+from tests.support.killing import LONGEST_DELAY_S, MOST_FILES, Ranks, files_in, kill, wait_until
 from tests.support.runs import exported, metrics, save_model, text_data, write_config, write_texts
-
-DEADLINE_S = 180.0
-"""No start and no step may take longer, however busy the machine is."""
-
-MOST_FILES = 6
-"""A kill comes when a save has made so many files or fewer; two ranks make six: tensors, metadata, states, manifest."""
-
-LONGEST_DELAY_S = 0.02
-"""From there to the kill."""
-
-
-def _rank(rank: int, ranks: int, port: int, config: str, log: str) -> None:
-    """One rank, as torchrun would start it."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    torch.set_num_threads(1)
-
-    from mindspeed_llm import cli
-    from mindspeed_llm.fsdp2.main import main
-
-    cli.run(main, [config])
 
 
 class Run:
     """Training that can be started, killed and started again."""
 
     def __init__(self, folder: Path, *, ranks: int, asynchronous: bool) -> None:
-        self.folder, self.ranks, self.asynchronous = folder, ranks, asynchronous
+        self.asynchronous = asynchronous
         self.model = save_model(folder / "model", "llama_uneven", dropout=0.1)
         self.data = text_data(write_texts(folder / "data.jsonl", 50), manager="lf")
-        # Ranks are forked from a process that has done the imports already: a start then takes a second, not fifteen.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.distributed.runs", "transformers"])
-        self._starts = 0
+        preload = ["tests.distributed.runs", "transformers"]
+        self._ranks = Ranks(folder, "mindspeed_llm.fsdp2.main:main", ranks=ranks, preload=preload)
 
     def start(self, output: Path, max_steps: int) -> tuple[list[BaseProcess], Path]:
         """Start all ranks; returns them and the file that their output goes to."""
-        self._starts += 1
-        config = write_config(
+        return self._ranks.start([self._config(output, max_steps)])
+
+    def finish(self, output: Path, max_steps: int) -> None:
+        """Train to the end."""
+        self._ranks.finish([self._config(output, max_steps)])
+
+    def _config(self, output: Path, max_steps: int) -> str:
+        return write_config(
             output,
             self.model,
             self.data,
@@ -78,42 +55,6 @@ class Run:
             save_async=self.asynchronous,
             resume_from_checkpoint="latest",
         )
-        log, port = self.folder / f"log_{self._starts}.txt", free_port()
-        processes: list[BaseProcess] = []
-        for rank in range(self.ranks):
-            process = self._context.Process(target=_rank, args=(rank, self.ranks, port, config, str(log)), daemon=True)
-            process.start()
-            processes.append(process)
-        return processes, log
-
-    def finish(self, output: Path, max_steps: int) -> None:
-        """Train to the end."""
-        processes, log = self.start(output, max_steps)
-        try:
-            wait_until(lambda: all(not process.is_alive() for process in processes), "the end of the run", log)
-            codes = [process.exitcode for process in processes]
-            assert codes == [0] * self.ranks, f"exit codes {codes}\n{log.read_text()}"
-        finally:
-            kill(processes)
-
-
-def kill(processes: list[BaseProcess]) -> None:
-    """SIGKILL to all, at once."""
-    for process in processes:
-        if process.is_alive() and process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
-    for process in processes:
-        process.join()
-
-
-def wait_until(condition: Callable[[], bool], what: str, log: Path, alive: Callable[[], bool] | None = None) -> None:
-    """Poll; fails when it takes too long, or when `alive` is given and has become false."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        text = log.read_text() if log.exists() else ""
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for {what}\n{text}"
-        assert alive is None or alive() or condition(), f"the run ended before {what}\n{text}"
-        time.sleep(0.001)
 
 
 def newest(output: Path) -> int:
@@ -150,7 +91,7 @@ def kill_while_saving(folder: Path, *, kills: int, seed: int, ranks: int = 2, as
         assert "damaged" not in text, f"kill {number}\n{text}"
         for name in unfinished:
             assert f"removed the unfinished checkpoint {checkpoints / name}" in text or name.endswith("replaced.tmp")
-        left = {name: _files(checkpoints / name) for name in _unfinished(checkpoints)}
+        left = {name: files_in(checkpoints / name) for name in _unfinished(checkpoints)}
         lines.append(f"kill {number}: resumed after step {before}, newest {newest(output)}, left behind {left}")
     end = newest(output) + 2
     run.finish(output, end)
@@ -162,16 +103,11 @@ def kill_while_saving(folder: Path, *, kills: int, seed: int, ranks: int = 2, as
 def _reached(output: Path, step: int, files: int) -> bool:
     """Whether the save of `step` has made `files` files, or has ended before that was seen."""
     folder = checkpoints_folder(output) / f"global_step_{step}.tmp"
-    return newest(output) >= step or (folder.is_dir() and _files(folder) >= files)
+    return newest(output) >= step or (folder.is_dir() and files_in(folder) >= files)
 
 
 def _unfinished(checkpoints: Path) -> list[str]:
     return sorted(path.name for path in checkpoints.glob("global_step_*.tmp"))
-
-
-def _files(folder: Path) -> int:
-    # os.walk passes over folders that are renamed under it, which is what publishing does.
-    return sum(len(files) for _, _, files in os.walk(folder))
 
 
 def _compare(found: Path, expected: Path, steps: int) -> None:

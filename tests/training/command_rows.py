@@ -38,6 +38,21 @@ def error(*, flags: str) -> str:
         return f"{type(found).__name__}: {found}"
 
 
+def largest(*, values: list[float]) -> float:
+    """What the ranks agree on where each pipeline stage has its own gradient norm."""
+    from mindspeed_llm.training.initialize import initialize, shutdown
+    from tests.training.arguments.lines import arguments
+
+    ranks = dist.get_world_size()
+    initialize(arguments(f"--pipeline-model-parallel-size {ranks}", world_size=ranks))
+    try:
+        from mindspeed_llm.training.train_step import _largest
+
+        return _largest(values[dist.get_rank()])
+    finally:
+        shutdown()
+
+
 @contextlib.contextmanager
 def labels_not_shifted() -> Iterator[None]:
     """A fault: each token is to predict itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 from pathlib import Path
@@ -113,6 +114,15 @@ def test_a_dynamic_loss_scale_finds_its_size(rank_pool: RankPool, tmp_path: Path
 def test_a_loss_that_is_no_number_names_the_step(rank_pool: RankPool, flags: str) -> None:
     (row,) = rank_pool.run(ERROR, ranks=1, flags=f"--lr 1e30 --train-iters 5 --eval-iters 0 {flags}")
     assert "step 2: lm loss" in row and "Lower --lr" in row
+
+
+@pytest.mark.parametrize(
+    "values", [[math.nan, 0.0], [0.0, math.nan], [math.inf, math.nan], [2.0, 3.0], [math.inf, 1.0]]
+)
+def test_a_norm_that_is_no_number_reaches_all_stages(rank_pool: RankPool, values: list[float]) -> None:
+    expected = math.nan if any(math.isnan(value) for value in values) else max(values)
+    found = rank_pool.run("tests.training.command_rows:largest", ranks=2, values=values)
+    assert found == [pytest.approx(expected, nan_ok=True)] * 2
 
 
 def test_the_norm_is_reported_without_clipping(rank_pool: RankPool, tmp_path: Path) -> None:

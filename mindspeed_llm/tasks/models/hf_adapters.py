@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from megatron.core import parallel_state
 from torch import nn
 
 from mindspeed_llm.core.lora.settings import LoraSettings, is_adapter_key
@@ -16,12 +15,9 @@ from mindspeed_llm.tasks.checkpoint.adapter import in_form
 from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config
 from mindspeed_llm.tasks.checkpoint.families import of_config
 from mindspeed_llm.tasks.checkpoint.hf_reader import read_config
-from mindspeed_llm.tasks.checkpoint.layout import Rank
 from mindspeed_llm.tasks.checkpoint.peft_files import open_peft
-from mindspeed_llm.tasks.checkpoint.plan import rank_targets
-from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
 from mindspeed_llm.tasks.checkpoint.sources import Source, WithCopies
-from mindspeed_llm.tasks.models.hf_weights import topology_of
+from mindspeed_llm.tasks.models.hf_weights import fill, topology_of
 
 
 def load_peft_adapter(
@@ -55,32 +51,17 @@ def load_peft_adapter(
     form = in_form(adapter, list(settings.targets))
     model = adapter.model(topology_of(args), form)
     source: Source = WithCopies(adapter.source, model.written_copies)
-    rank = Rank(
-        tp=parallel_state.get_tensor_model_parallel_rank(),
-        pp=parallel_state.get_pipeline_model_parallel_rank(),
-        ep=parallel_state.get_expert_model_parallel_rank(),
+    left = fill(
+        [_adapters(chunk) for chunk in chunks],
+        model,
+        source,
+        misplaced=lambda found: (
+            f"--lora-load {folder}: {found}; --lora-target-modules {' '.join(settings.targets)} puts adapters elsewhere"
+        ),
     )
-    states = {
-        f"model{index}" if model.topology.is_virtual else "model": _adapters(chunk)
-        for index, chunk in enumerate(chunks)
-    }
-    left = {(chunk, key) for chunk, state in states.items() for key in state}
-    with torch.no_grad():
-        for tensor, target in rank_targets(model, rank, source):
-            parameter = states[tensor.chunk].get(tensor.key)
-            if parameter is None or tuple(parameter.shape) != target.shape:
-                raise UserError(
-                    f"--lora-load {folder}: {tensor.key} of shape {target.shape} has no place in the model; "
-                    f"--lora-target-modules {' '.join(settings.targets)} puts adapters elsewhere"
-                )
-            place = parameter.data.view(target.view)
-            for slab in slabs(target):
-                place[tuple(slice(*bounds) for bounds in slab)].copy_(assemble(target, slab, source))
-            left.discard((tensor.chunk, tensor.key))
     if left:
-        _, key = min(left)
         raise UserError(
-            f"--lora-load {folder} has nothing for {key} and {len(left) - 1} more parameters of adapters; it has "
+            f"--lora-load {folder} has nothing for {left[0]} and {len(left) - 1} more parameters of adapters; it has "
             f"adapters on {' '.join(adapter.targets)}, give those to --lora-target-modules"
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform.distributed import is_rank_zero
 from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology
 from mindspeed_llm.tasks.checkpoint.load import load
-from mindspeed_llm.tasks.checkpoint.model import bind
+from mindspeed_llm.tasks.checkpoint.model import Model, bind
 from mindspeed_llm.tasks.checkpoint.plan import rank_targets
 from mindspeed_llm.tasks.checkpoint.request import ConversionRequest
 from mindspeed_llm.tasks.checkpoint.slabs import assemble, slabs
-from mindspeed_llm.tasks.checkpoint.sources import WithCopies
+from mindspeed_llm.tasks.checkpoint.sources import Source, WithCopies
 from mindspeed_llm.tasks.models.hf_arguments import hf_arguments
 
 _logger = logging.getLogger("mindspeed_llm")
@@ -77,17 +77,35 @@ def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) 
     loaded = load(request)
     where = str(folder / "config.json")
     _compare(hf_arguments(loaded.family, loaded.config, where, noop_layers=layer_layout.noop_layers(args)), args, where)
-    topology = topology_of(args)
-    model = bind(loaded.family, loaded.settings, topology)
+    model = bind(loaded.family, loaded.settings, topology_of(args))
     source = WithCopies(loaded.source, model.written_copies)
+    left = fill(
+        [_parameters(chunk) for chunk in chunks], model, source, misplaced=lambda found: f"{folder}: {found}; {_HINT}"
+    )
+    if left:
+        raise UserError(f"{folder} has nothing for {left[0]} and {len(left) - 1} more parameters of the model; {_HINT}")
+
+
+def fill(
+    chunks: Sequence[Mapping[str, torch.Tensor]], model: Model, source: Source, *, misplaced: Callable[[str], str]
+) -> list[str]:
+    """Copy this rank's share of `source` into the tensors of its chunks; returns the keys of those that got nothing.
+
+    Args:
+        chunks: for each chunk of this rank its tensors, by their keys in a checkpoint.
+        model: what is cut where, see `tasks.checkpoint.model.bind`.
+        source: the files; only what this rank needs is read.
+        misplaced: makes the message of the error below from what was found.
+
+    Raises:
+        UserError: a tensor of the files has no place here, or one of another shape.
+    """
     rank = Rank(
         tp=parallel_state.get_tensor_model_parallel_rank(),
         pp=parallel_state.get_pipeline_model_parallel_rank(),
         ep=parallel_state.get_expert_model_parallel_rank(),
     )
-    states = {
-        f"model{index}" if topology.is_virtual else "model": _parameters(chunk) for index, chunk in enumerate(chunks)
-    }
+    states = {f"model{index}" if model.topology.is_virtual else "model": state for index, state in enumerate(chunks)}
     left = {(chunk, key) for chunk, state in states.items() for key in state}
     with torch.no_grad():
         for tensor, target in rank_targets(model, rank, source):
@@ -95,16 +113,13 @@ def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) 
             if parameter is None or tuple(parameter.shape) != target.shape:
                 found = "no such parameter" if parameter is None else f"one of shape {tuple(parameter.shape)}"
                 raise UserError(
-                    f"{folder}: {tensor.key} of shape {target.shape} has no place in the model, which has {found}; "
-                    f"{_HINT}"
+                    misplaced(f"{tensor.key} of shape {target.shape} has no place in the model, which has {found}")
                 )
             place = parameter.data.view(target.view)
             for slab in slabs(target):
                 place[tuple(slice(*bounds) for bounds in slab)].copy_(assemble(target, slab, source))
             left.discard((tensor.chunk, tensor.key))
-    if left:
-        _, key = min(left)
-        raise UserError(f"{folder} has nothing for {key} and {len(left) - 1} more parameters of the model; {_HINT}")
+    return [key for _, key in sorted(left)]
 
 
 def _parameters(chunk: nn.Module) -> dict[str, torch.Tensor]:

@@ -126,7 +126,7 @@ def _sizes(model: Any) -> dict[str, int]:
 
 def logits(*, folder: str, flags: list[str], lora: list[str]) -> dict[str, Tensor]:
     """The logits of this rank for some tokens: of the model, of it with adapters, and of that without them."""
-    from tests.tasks.models.rows import run_schedule
+    from tests.tasks.models.sessions import run_schedule
 
     ids = torch.arange(3, 67).view(2, 32)
     found: dict[str, Tensor] = {}

@@ -19,6 +19,7 @@ from tests.tasks.models.topologies import ALLTOALL, EP2, ETP1, GROUPED, PP2, SP,
 
 pytestmark = pytest.mark.distributed
 COMPARE = "tests.tasks.models.rows:compare"
+ROWS = "tests.tasks.models.expert_rows"
 Family = Callable[[str], Path]
 
 
@@ -43,7 +44,7 @@ def test_routers_choose_the_same_experts_in_the_same_order(
     rank_pool: RankPool, family: Family, name: str, ranks: int, values: dict[str, Any]
 ) -> None:
     expected = choices(name)
-    for found in rank_pool.run("tests.tasks.models.rows:routing", ranks=ranks, folder=str(family(name)), **values):
+    for found in rank_pool.run(f"{ROWS}:routing", ranks=ranks, folder=str(family(name)), **values):
         assert len(found) == len(expected)
         for weights, (indices, right) in zip(found, expected, strict=True):
             order = np.argsort(-weights, axis=1)[:, : indices.shape[1]]
@@ -155,7 +156,7 @@ def test_sigmoid_routers_with_groups_and_a_bias_follow_their_definition(rank_poo
     logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(3))
     bias = 0.3 * torch.randn(6, generator=torch.Generator().manual_seed(4))
     [found] = rank_pool.run(
-        "tests.tasks.models.rows:sigmoid_routing",
+        f"{ROWS}:sigmoid_routing",
         ranks=1,
         folder=str(family("qwen3-moe")),
         logits=logits.numpy(),
@@ -185,7 +186,7 @@ def test_the_bias_moves_towards_an_even_load(
 ) -> None:
     """Wang et al. 2024 (arXiv:2408.15664), algorithm 1: by one step up below the mean load of the step, else down."""
     found = rank_pool.run(
-        "tests.tasks.models.rows:updated_bias",
+        f"{ROWS}:updated_bias",
         ranks=ranks,
         folder=str(family("qwen3-moe")),
         moe_router_score_function="sigmoid",
@@ -204,7 +205,7 @@ def test_the_bias_moves_towards_an_even_load(
 
 def test_the_bias_stays_in_fp32_in_a_bf16_model(rank_pool: RankPool, family: Family) -> None:
     [found] = rank_pool.run(
-        "tests.tasks.models.rows:updated_bias",
+        f"{ROWS}:updated_bias",
         ranks=1,
         folder=str(family("qwen3-moe")),
         bf16=True,
@@ -219,5 +220,5 @@ def test_the_bias_stays_in_fp32_in_a_bf16_model(rank_pool: RankPool, family: Fam
 
 @pytest.mark.parametrize("router_dtype", [None, "fp32", "fp64"])
 def test_the_routers_linear_layer_is_torchs(rank_pool: RankPool, router_dtype: str | None) -> None:
-    [errors] = rank_pool.run("tests.tasks.models.rows:gating", ranks=1, router_dtype=router_dtype)
+    [errors] = rank_pool.run(f"{ROWS}:gating", ranks=1, router_dtype=router_dtype)
     assert max(errors.values()) == 0.0

@@ -9,7 +9,6 @@ compared with one that was never killed.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import random
 import shlex
@@ -25,8 +24,7 @@ import torch.distributed.checkpoint as dcp
 from mindspeed_llm.checkpoints.dcp_reader import SafeFileSystemReader, TensorsOnlyPlanner, read_metadata
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor, read_torch_file
 from mindspeed_llm.training.checkpointing.layout import iteration_name, iterations_in, unfinished_in
-from tests.support.kill import LONGEST_DELAY_S, kill, wait_until
-from tests.support.pool import free_port
+from tests.support.killing import LONGEST_DELAY_S, MOST_FILES, Ranks, files_in, kill, wait_until
 from tests.support.runs import metrics
 from tests.training.arguments.lines import DENSE
 
@@ -34,57 +32,30 @@ FORMATS = {
     "torch": "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     "torch_dist": "--tensor-model-parallel-size 2",
 }
-MOST_FILES = 6
-"""A kill comes when a save has made so many files or fewer: there are as many, the note of publishing included."""
-
-
-def _rank(rank: int, ranks: int, port: int, flags: str, log: str) -> None:
-    """One rank, as torchrun would start it."""
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    from mindspeed_llm import cli
-    from mindspeed_llm.training.main import main
-
-    cli.run(main, shlex.split(flags))
 
 
 class Run:
     """Training that can be started, killed and started again."""
 
     def __init__(self, folder: Path, *, kind: str, ranks: int) -> None:
-        self.folder, self.kind, self.ranks = folder, kind, ranks
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.training.checkpointing.preloaded"])
-        self._starts = 0
+        self.kind = kind
+        preload = ["tests.training.checkpointing.preloaded"]
+        self._ranks = Ranks(folder, "mindspeed_llm.training.main:main", ranks=ranks, preload=preload)
 
     def start(self, save: Path, steps: int) -> tuple[list[BaseProcess], Path]:
         """Start all ranks; returns them and the file that their output goes to."""
-        self._starts += 1
-        flags = (
+        return self._ranks.start(self._flags(save, steps))
+
+    def finish(self, save: Path, steps: int) -> None:
+        """Train to the end."""
+        self._ranks.finish(self._flags(save, steps))
+
+    def _flags(self, save: Path, steps: int) -> list[str]:
+        return shlex.split(
             f"{DENSE} --global-batch-size 4 --train-iters {steps} --lr-decay-style constant --eval-iters 0 "
             f"--log-interval 1 --save-interval 1 --save {save} --load {save} --ckpt-format {self.kind} "
             f"{FORMATS[self.kind]}"
         )
-        log, port = self.folder / f"log_{self._starts}.txt", free_port()
-        processes: list[BaseProcess] = []
-        for rank in range(self.ranks):
-            process = self._context.Process(target=_rank, args=(rank, self.ranks, port, flags, str(log)), daemon=True)
-            process.start()
-            processes.append(process)
-        return processes, log
-
-    def finish(self, save: Path, steps: int) -> None:
-        """Train to the end."""
-        processes, log = self.start(save, steps)
-        try:
-            wait_until(lambda: all(not process.is_alive() for process in processes), "the end of the run", log)
-            codes = [process.exitcode for process in processes]
-            assert codes == [0] * self.ranks, f"exit codes {codes}\n{log.read_text()}"
-        finally:
-            kill(processes)
 
 
 def newest(save: Path) -> int:
@@ -118,7 +89,7 @@ def kill_while_saving(folder: Path, *, kind: str, kills: int, seed: int, ranks: 
         assert "damaged" not in text and "another line" not in text, f"kill {number}\n{text}"
         for name in unfinished:
             assert f"removed the unfinished checkpoint {save / name}" in text, f"kill {number}\n{text}"
-        left = {name: _files(save / name) for name in _unfinished(save)}
+        left = {name: files_in(save / name) for name in _unfinished(save)}
         lines.append(f"kill {number}: resumed after step {before}, newest {newest(save)}, left behind {left}")
     assert not list(save.glob("set_aside*"))
     end = newest(save) + 2
@@ -131,16 +102,11 @@ def kill_while_saving(folder: Path, *, kind: str, kills: int, seed: int, ranks: 
 def _reached(save: Path, step: int, files: int) -> bool:
     """Whether the save of `step` has made `files` files, or has ended before that was seen."""
     folder = save / f"{iteration_name(step)}.tmp"
-    return newest(save) >= step or (folder.is_dir() and _files(folder) >= files)
+    return newest(save) >= step or (folder.is_dir() and files_in(folder) >= files)
 
 
 def _unfinished(save: Path) -> list[str]:
     return [path.name for path in unfinished_in(save)] if save.is_dir() else []
-
-
-def _files(folder: Path) -> int:
-    # os.walk passes over folders that are renamed under it, which is what publishing does.
-    return sum(len(files) for _, _, files in os.walk(folder))
 
 
 def _compare(found: Path, expected: Path, steps: int, kind: str) -> None:
