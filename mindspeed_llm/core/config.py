@@ -24,5 +24,8 @@ class LlmConfig(TransformerConfig):
     """Chunks in which linear layers of tensor parallelism are computed and sent; 1: megatron-core's own layers."""
     rope_scaling: dict[str, Any] | None = None
     """How rotary positions are stretched, in the words of transformers: `rope_type`, `factor`, ..."""
+    router_loss_scale: float = 1.0
+    """What a step's gradients are divided by, per token of the step: the trainer sets it before each step in which the
+    two differ (positions without a target, pairs). Auxiliary losses of routers are multiplied by it."""
     noop_layers: tuple[int, ...] = ()
     """Positions of layers that do nothing, counted with them."""

@@ -39,6 +39,10 @@ class Objective(Protocol):
         """
         ...
 
+    def count(self, batch: Batch) -> Tensor:
+        """What a micro batch adds to the number that the step's sum is divided by (the second value of its `Loss`)."""
+        ...
+
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """Take the next micro batch; the output of this stage, and what makes the loss of it on the last one."""
         ...
@@ -54,17 +58,25 @@ class NextToken:
         """See `Objective`."""
         return batches
 
+    def count(self, batch: Batch) -> Tensor:
+        """See `Objective`: its targets."""
+        return batch["loss_mask"].sum()
+
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """See `Objective`; batches are those of `training.data.batches`."""
         batch = next(batches)
-        output = model(
-            batch["tokens"],
-            batch["position_ids"],
-            batch.get("documents"),
-            labels=batch["labels"],
-            loss_mask=batch["loss_mask"],
-        )
-        return output, partial(token_loss, batch["loss_mask"])
+        return token_losses(batch, model), partial(token_loss, batch["loss_mask"])
+
+
+def token_losses(batch: Batch, model: nn.Module) -> Tensor:
+    """The output of this stage for a micro batch: of the last one the losses per token [rows, S]."""
+    return model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch.get("documents"),
+        labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
+    )
 
 
 def token_loss(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

@@ -51,6 +51,10 @@ class TrainStep:
         self._model, self._args = model, args
         self._objective = objective or NextToken()
         self._schedule = get_forward_backward_func()
+        config = model.config
+        self._has_router_losses = bool(
+            config.num_moe_experts and (config.moe_aux_loss_coeff or config.moe_z_loss_coeff is not None)
+        )
 
     def run(self, batches: list[Iterator[Batch]]) -> StepResult:
         """Train on the micro batches of one global batch.
@@ -62,7 +66,10 @@ class TrainStep:
         for chunk in model.chunks:
             chunk.zero_grad_buffer()
         model.optimizer.zero_grad()
-        reported = self._forward_backward(batches, forward_only=False, count=get_num_microbatches())
+        count = get_num_microbatches()
+        if self._has_router_losses:
+            batches = self._weigh_router_losses(batches, count)
+        reported = self._forward_backward(batches, forward_only=False, count=count)
         updated, grad_norm, num_zeros = model.optimizer.step()
         # All ranks of a pipeline must agree: only some may have seen an overflow, or a norm.
         updated = _least(updated)
@@ -95,6 +102,21 @@ class TrainStep:
         sums = _sum_over_data_and_stages(reported, (LOSS, *self._objective.metrics))
         total, targets = sums.pop(LOSS)
         return total, round(targets), sums
+
+    def _weigh_router_losses(self, batches: list[Iterator[Batch]], count: int) -> list[Iterator[Batch]]:
+        """Tell the routers what the step's gradients will be divided by per token; gives the micro batches of the step.
+
+        One number for the whole step: a forward pass that is computed again while a later micro batch is at work must
+        find the same.
+        """
+        held = [[next(own) for _ in range(count)] for own in batches]
+        divisor = torch.stack([self._objective.count(batch) for batch in held[0]]).sum()
+        tokens = sum(batch["tokens"].numel() for batch in held[0])
+        sums = torch.stack((divisor.float(), torch.tensor(tokens, dtype=torch.float32, device=divisor.device)))
+        dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        total, of_tokens = sums.tolist()
+        self._model.config.router_loss_scale = total / of_tokens
+        return [iter(own) for own in held]
 
     def _forward_backward(self, batches: list[Iterator[Batch]], *, forward_only: bool, count: int) -> list[dict]:
         batches = self._objective.prepare(batches, count)

@@ -77,6 +77,15 @@ def batched_messages() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def router_losses_by_tokens() -> Iterator[None]:
+    """As if every token of a step had a target."""
+    from mindspeed_llm.training.train_step import TrainStep
+
+    with mock.patch.object(TrainStep, "_weigh_router_losses", lambda _, batches, count: batches):
+        yield
+
+
 MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     function.__name__: function
     for function in (
@@ -87,5 +96,6 @@ MUTANTS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
         no_data_parallel_sum,
         batched_messages,
         chunk_after_chunk,
+        router_losses_by_tokens,
     )
 }

@@ -21,9 +21,11 @@ _COUNTS = ("expert_bias", "local_tokens_per_expert", "global_tokens_per_expert",
 class Router(TopKRouter):
     """megatron-core's `TopKRouter`, with the scale of its auxiliary losses and the dtype of its counts put right.
 
-    Gradients are summed over all tokens and divided by their number at the end of a step. So the mean loss of a micro
-    step has to enter with the number of the step's tokens. megatron-core takes this rank's tokens alone: under sequence
-    parallelism the losses then weigh 1 / TP, and the loss per sequence 1 / (micro batch) of what they should.
+    Gradients are summed over all tokens and divided at the end of a step: by the number of its targets, or of whatever
+    its loss counts. So the mean loss of a micro step has to enter with the number of its tokens, times that number per
+    token of the step (`LlmConfig.router_loss_scale`). Auxiliary losses then weigh their coefficient, however many
+    positions have a target. megatron-core takes this rank's tokens alone: under sequence parallelism the losses then
+    weigh 1 / TP, and the loss per sequence 1 / (micro batch) of what they should.
     """
 
     def _maintain_float32_expert_bias(self) -> None:
@@ -50,7 +52,7 @@ class Router(TopKRouter):
             aux_loss_name,
             reduce_group,
             reduce_group_has_dp=reduce_group_has_dp,
-            valid_token_count=activation.shape[0] * reduce_group.size(),
+            valid_token_count=activation.shape[0] * reduce_group.size() * self.config.router_loss_scale,
         )
 
     def apply_z_loss(self, logits: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -64,4 +66,4 @@ class Router(TopKRouter):
         save_to_aux_losses_tracker(
             "z_loss", loss / (coeff * group.size()), self.layer_number, self.config.num_layers, reduce_group=group
         )
-        return MoEAuxLossAutoScaler.apply(logits, loss * logits.shape[0])
+        return MoEAuxLossAutoScaler.apply(logits, loss * (logits.shape[0] * self.config.router_loss_scale))

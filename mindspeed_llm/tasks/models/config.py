@@ -132,7 +132,8 @@ def _moe(args: Namespace) -> dict[str, Any]:
         "moe_router_num_groups": args.moe_router_num_groups,
         "moe_router_group_topk": args.moe_router_group_topk,
         "moe_router_enable_expert_bias": args.moe_router_enable_expert_bias,
-        "moe_router_bias_update_rate": args.moe_router_bias_update_rate,
+        # megatron-core moves the bias, which is no parameter, whether or not anything else of a router is trained.
+        "moe_router_bias_update_rate": 0.0 if args.lora_target_modules else args.moe_router_bias_update_rate,
         "moe_router_dtype": args.moe_router_dtype,
         "moe_aux_loss_coeff": args.moe_aux_loss_coeff,
         "moe_z_loss_coeff": args.moe_z_loss_coeff,

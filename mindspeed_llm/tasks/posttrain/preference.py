@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mindspeed_llm.tasks.losses.preference import METRICS, PreferenceOptions, Replies, preference_loss
 from mindspeed_llm.tasks.posttrain.reference import Reference
-from mindspeed_llm.training.objective import LOSS, Batch, Loss
+from mindspeed_llm.training.objective import LOSS, Batch, Loss, token_losses
 
 _REFERENCE = "reference"
 
@@ -39,6 +39,10 @@ class Preference:
             held[-1] = [{**batch, _REFERENCE: log_probs} for batch, log_probs in zip(held[-1], found, strict=True)]
         return [iter(own) for own in held]
 
+    def count(self, batch: Batch) -> Tensor:
+        """See `Objective`: its pairs."""
+        return pair_weights(batch["loss_mask"]).sum()
+
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """See `Objective`."""
         batch = next(batches)
@@ -48,7 +52,7 @@ class Preference:
             assert reference is not None, "the loss is asked for on the last stage, where `prepare` has put it"
             return pair_losses(mask, reference, losses, options=options)
 
-        return _losses(batch, model), loss
+        return token_losses(batch, model), loss
 
     def _reference_log_probs(self, held: list[list[Batch]]) -> list[Tensor]:
         """[rows] for each micro batch on the last stage; nothing on the others."""
@@ -58,7 +62,7 @@ class Preference:
         def forward_step(batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Any]:
             batch = next(batches)
             mask = batch["loss_mask"]
-            return _losses(batch, model), lambda losses, non_loss_data: replies(mask, losses).log_probs
+            return token_losses(batch, model), lambda losses, non_loss_data: replies(mask, losses).log_probs
 
         with self._reference.ready():
             return get_forward_backward_func()(
@@ -80,6 +84,12 @@ def replies(loss_mask: Tensor, losses: Tensor) -> Replies:
     return Replies(-torch.where(loss_mask > 0, losses.float(), 0.0).sum(dim=-1), loss_mask.sum(dim=-1))
 
 
+def pair_weights(loss_mask: Tensor) -> Tensor:
+    """[rows, S] -> 1 for each pair that counts, and 0 for one without a target on either side; [rows / 2], fp32."""
+    chosen, rejected = (loss_mask.sum(dim=-1) > 0).chunk(2)
+    return (chosen & rejected).to(torch.float32)
+
+
 def pair_losses(
     loss_mask: Tensor, reference: Tensor, losses: Tensor, *, options: PreferenceOptions
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -92,9 +102,8 @@ def pair_losses(
         losses: negative log likelihoods of labels, [rows, S].
         options: which loss.
     """
-    policy = replies(loss_mask, losses)
-    half = len(loss_mask) // 2
-    weights = ((policy.lengths[:half] > 0) & (policy.lengths[half:] > 0)).to(torch.float32)
+    policy, weights = replies(loss_mask, losses), pair_weights(loss_mask)
+    half = len(weights)
     result = preference_loss(
         policy_chosen=Replies(policy.log_probs[:half], policy.lengths[:half]),
         policy_rejected=Replies(policy.log_probs[half:], policy.lengths[half:]),
@@ -105,13 +114,3 @@ def pair_losses(
     total, count = (result.losses * weights).sum(), weights.sum()
     sums = {LOSS: total.detach(), **result.sums(weights)}
     return total, count.to(torch.int), {name: torch.stack((value, count)) for name, value in sums.items()}
-
-
-def _losses(batch: Batch, model: nn.Module) -> Tensor:
-    return model(
-        batch["tokens"],
-        batch["position_ids"],
-        batch.get("documents"),
-        labels=batch["labels"],
-        loss_mask=batch["loss_mask"],
-    )

@@ -19,14 +19,22 @@ Saves = Sequence[tuple[int, str, str]]
 """(step after which to save, format, folder)"""
 
 
-def train(*, folder: str, flags: list[str], steps: int, saves: Saves = (), mutant: str | None = None) -> dict[str, Any]:
-    """Train the adapters of the toy in `folder` up to step `steps`.
+def train(
+    *,
+    folder: str,
+    flags: list[str],
+    steps: int,
+    values: dict[str, Any] | None = None,
+    saves: Saves = (),
+    mutant: str | None = None,
+) -> dict[str, Any]:
+    """Train the adapters of the toy in `folder` up to step `steps`; `values` are arguments to set by name.
 
     Returns per step losses and gradient norms; this rank's gradients of the first step and adapters after the last one,
-    by chunk and key; hashes of all other weights before and after; how many elements gradients and the optimizer's
-    state have; or `error`.
+    by chunk and key; hashes of all else that a checkpoint holds before and after; how many elements gradients and the
+    optimizer's state have; or `error`.
     """
-    with MUTANTS[mutant](), running(folder, flags, {}) as args:
+    with MUTANTS[mutant](), running(folder, flags, values or {}) as args:
         from megatron.core import parallel_state
 
         from mindspeed_llm.checkpoints.storage import CheckpointError
@@ -106,7 +114,15 @@ def _copies(parameters: Any) -> dict[str, Tensor]:
 
 
 def _frozen(module: torch.nn.Module) -> dict[str, str]:
-    return {name: hash_of(value.detach()) for name, value in module.named_parameters() if not value.requires_grad}
+    """Parameters and buffers that are not the adapters'."""
+    from mindspeed_llm.core.lora.attach import adapter_parameters
+
+    adapters = adapter_parameters(module)
+    return {
+        name: hash_of(value.detach())
+        for name, value in module.state_dict().items()
+        if name not in adapters and value is not None
+    }
 
 
 def _sizes(model: Any) -> dict[str, int]:

@@ -147,6 +147,16 @@ def test_equals_peft(
             assert sizes["moments"] == 2 * sizes["adapters"]
 
 
+def test_the_bias_of_routers_stays(rank_pool: RankPool, tmp_path: Path) -> None:
+    folder = save_toy("qwen3_moe", tmp_path / "model")
+    values = {"moe_router_score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+    flags = ["--lora-target-modules", "linear_fc2"]
+    [row] = rank_pool.run(ROW, ranks=1, folder=str(folder), flags=flags, values=values, steps=STEPS)
+    assert row["error"] is None, row["error"]
+    assert len([name for chunk in row["frozen"] for name in chunk if name.endswith("router.expert_bias")]) == 4
+    assert row["frozen"] == row["frozen_after"]
+
+
 @pytest.mark.parametrize(
     ("mutant", "ranks", "targets", "flags"),
     [

@@ -60,6 +60,7 @@ def train(*, argv: list[str], steps: int, mutant: str | None = None) -> dict[str
             "losses": losses,
             "grad_norms": norms,
             "counts": counts,
+            "router_loss_scale": model.config.router_loss_scale,
             "metrics": metrics,
             "evaluated": _means(evaluated),
             "is_copy": objective._reference.chunks is not model.chunks,

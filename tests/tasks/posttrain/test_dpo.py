@@ -186,6 +186,15 @@ def test_equal_replies_are_ties(rank_pool: RankPool, place: Place, ranks: int, f
         assert metrics["rewards_chosen"] == metrics["rewards_rejected"] != 0.0
 
 
+@pytest.mark.parametrize(("ranks", "flags"), [(1, []), (2, EP[:-2])])
+def test_losses_of_routers_weigh_by_pairs(rank_pool: RankPool, place: Place, ranks: int, flags: list[str]) -> None:
+    """What gradients are divided by is the number of pairs; see tests/training/test_router_losses.py for the rest."""
+    argv = place.argv("qwen3_moe", "sigmoid", [*flags, "--moe-aux-loss-coeff", "0.5"])
+    rows = rank_pool.run(ROW, ranks=ranks, argv=argv, steps=1)
+    # Two rows of full length for each pair.
+    assert [row["router_loss_scale"] for row in rows] == [pytest.approx(1 / (2 * LENGTH))] * ranks
+
+
 def test_pairs_without_a_target_on_a_side_count_nothing(rank_pool: RankPool, place: Place) -> None:
     """They are in micro batches of their own, and among others."""
     pairs = []
