@@ -235,8 +235,8 @@ def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
 
 
 def _last_file_of_export(config: Config) -> str:
+    from mindspeed_llm.fsdp2.checkpoint.publish import MERGED
     from mindspeed_llm.fsdp2.config.adapter_files import CONFIG as ADAPTER_CONFIG
-    from mindspeed_llm.fsdp2.train.trainer import MERGED
 
     if not config.model.has_adapters:
         return "config.json"

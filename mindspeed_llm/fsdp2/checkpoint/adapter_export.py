@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mindspeed_llm.fsdp2.checkpoint.adapter_names import ADAPTER, is_adapter, name_in_file
+from mindspeed_llm.fsdp2.checkpoint.publish import publish
 from mindspeed_llm.fsdp2.config.adapter_files import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def export_adapter(
 ) -> None:
     """Gather the adapters (a collective) and write them, adapter_config.json and the tokenizer on the writing rank.
 
-    Everything is written into a staging folder first and moved over at the end, adapter_config.json last.
+    Everything is written into a staging folder first and moved over at the end, adapter_config.json last. An earlier
+    export, a model's or a merged one's as well, is no longer there afterwards; see `publish`.
     """
     tensors = {}
     for name, tensor in model.state_dict().items():
@@ -57,12 +59,7 @@ def export_adapter(
         (staging / CONFIG).write_text(text + "\n", encoding="utf-8")
         with (staging / WEIGHTS).open("rb") as stream:
             os.fsync(stream.fileno())
-        (folder / CONFIG).unlink(missing_ok=True)
-        for path in sorted(staging.iterdir(), key=lambda path: (path.name == CONFIG, path.name)):
-            target = folder / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(path, target)
+        publish(staging, folder, last=CONFIG)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -70,7 +70,7 @@ def export_model(
 
     The directory gets safetensors files of at most `shard_size` bytes with an index when there are several,
     config.json, generation_config.json and the tokenizer. Everything is written into a staging folder first and moved
-    over at the end, config.json last; weight files of an earlier export are removed.
+    over at the end, config.json last; weight files of an earlier export, an adapter's too, are removed.
 
     Args:
         config: what to write as config.json (with the dtype of the export).

@@ -17,10 +17,10 @@ from typing import BinaryIO
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from mindspeed_llm.fsdp2.checkpoint.publish import CONFIG, publish
 from mindspeed_llm.tasks.checkpoint.safetensors_file import INDEX, header, index_text, plan_shards
 
 _STAGING = ".hf_export"
-_CONFIG = "config.json"
 
 
 class HfWriter:
@@ -102,23 +102,12 @@ class HfWriter:
             save_tokenizer(self._staging)
 
     def publish(self) -> None:
-        """Move everything to the folder; weight files of an earlier export are removed.
-
-        Several files cannot be exchanged in one step. config.json, without which no loader takes a directory for a
-        model, goes first and comes back last, so that a kill in between never leaves a mixture of two exports that
-        loads.
-        """
+        """Move everything to the folder, in the place of earlier exports; config.json comes last, see `publish`."""
         waiting = [file for file, count in self._missing.items() if count]
         assert not waiting, f"files that are not complete: {waiting}"
         if len(self.plan.files) > 1:
             (self._staging / INDEX).write_text(index_text(self.plan), encoding="utf-8")
-        for stale in [self._folder / _CONFIG, self._folder / INDEX, *self._folder.glob("model*.safetensors")]:
-            stale.unlink(missing_ok=True)
-        for path in sorted(self._staging.iterdir(), key=lambda path: (path.name == _CONFIG, path.name)):
-            target = self._folder / path.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            os.replace(path, target)
+        publish(self._staging, self._folder, last=CONFIG)
 
     def _start(self, file: str) -> BinaryIO:
         names = dict(self.plan.files)[file]

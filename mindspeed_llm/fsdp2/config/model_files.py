@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config.adapter_files import CONFIG, WEIGHTS
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -19,7 +20,7 @@ def check_model_files(model: ModelConfig) -> dict[str, Any] | None:
     """Check what `model` names on disk and return the content of config.json; None for a hub id.
 
     Raises `UserError` for a path that does not exist, a folder without config.json, a model family other than
-    `model_id`, and missing weight files (unless training starts from scratch).
+    `model_id`, and (unless training starts from scratch) missing weight files or an adapter beside them.
     """
     if model.tokenizer_name_or_path is not None:
         _folder("model.tokenizer_name_or_path", model.tokenizer_name_or_path)
@@ -30,6 +31,7 @@ def check_model_files(model: ModelConfig) -> dict[str, Any] | None:
     _check_family(model, description, folder)
     if not model.train_from_scratch:
         _check_weights(folder)
+        _check_no_adapter(folder)
     return description
 
 
@@ -92,6 +94,15 @@ def _check_weights(folder: Path) -> None:
         f"model.model_name_or_path: {folder} holds no weights (*.safetensors, *.bin or *.pt); set "
         "model.train_from_scratch to true to start from random weights"
     )
+
+
+def _check_no_adapter(folder: Path) -> None:
+    if (folder / CONFIG).is_file():
+        raise UserError(
+            f"model.model_name_or_path: {folder} holds an adapter too ({CONFIG}), which transformers would add to the "
+            f"model's weights. Move {CONFIG} and {WEIGHTS} away; to train the adapter further, name their new folder "
+            "as model.adapter_name_or_path"
+        )
 
 
 def _check_index(folder: Path, index_name: str) -> None:

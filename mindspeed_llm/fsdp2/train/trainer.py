@@ -18,6 +18,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
 from mindspeed_llm.fsdp2.checkpoint.hf_writer import let_generation_stop
 from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
+from mindspeed_llm.fsdp2.checkpoint.publish import MERGED
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.data_factory import DataBundle
 from mindspeed_llm.fsdp2.distributed.fsdp import DTYPES
@@ -41,9 +42,6 @@ from mindspeed_llm.platform.profiling import Profiler
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE, TerminationSignal
 
 logger = get_logger(__name__)
-
-MERGED = "merged"
-"""Folder of the model with the adapter added to its weights, beside the adapter."""
 
 
 class NonFiniteLoss(UserError):
@@ -246,6 +244,7 @@ class Trainer:
         """Write the model in Hugging Face format to `folder`, by default `training.output_dir` (a collective).
 
         With adapters these go there, in PEFT's format, and with `training.merge_adapter` the model to `merged` in it.
+        Exports of an earlier run in the folder and in `merged` are replaced, whatever they hold.
         """
         training = self.config.training
         folder = folder or Path(training.output_dir)

@@ -95,6 +95,14 @@ def test_weights_must_be_there_unless_training_starts_from_scratch(make_config: 
         assert "holds no weights" in refusal(make_config, model_dir)
 
 
+def test_an_adapter_beside_the_weights_is_refused(make_config: MakeConfig, model_dir: Path) -> None:
+    """Guards against weights that nobody named: transformers adds the adapter of a model's folder to the model."""
+    (model_dir / "adapter_config.json").write_text("{}")
+    message = refusal(make_config, model_dir)
+    assert f"model.model_name_or_path: {model_dir} holds an adapter too (adapter_config.json)" in message
+    check_model(make_config, model_dir, train_from_scratch=True)
+
+
 def test_an_index_of_torch_files_counts_only_without_safetensors(make_config: MakeConfig, model_dir: Path) -> None:
     (model_dir / "pytorch_model.bin.index.json").write_text('{"weight_map": {"w": "gone.bin"}}')
     check_model(make_config, model_dir)
