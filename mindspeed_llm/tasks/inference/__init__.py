@@ -1,0 +1,1 @@
+"""Generation of text, over what each backend's models offer."""

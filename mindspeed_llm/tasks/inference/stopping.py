@@ -1,0 +1,45 @@
+"""Which tokens end an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
+
+_FILE = "generation_config.json"
+
+
+def stop_ids(tokenizer: Tokenizer, words: Iterable[str] = (), others: Iterable[int] = ()) -> frozenset[int]:
+    """The tokenizer's end of text, those of `words` that are one token, and `others`."""
+    found = set(others)
+    if tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    vocabulary = tokenizer.get_vocab()
+    found.update(vocabulary[word] for word in words if word in vocabulary)
+    return frozenset(found)
+
+
+def of_generation_config(folder: Path | None) -> list[int]:
+    """The ends of text that a model directory names for generation; empty where it names none.
+
+    Raises:
+        UserError: its file is damaged.
+    """
+    file = None if folder is None else folder / _FILE
+    if file is None or not file.is_file():
+        return []
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); expected a JSON object") from error
+    return as_ids(found)
+
+
+def as_ids(eos_token_id: int | list[int] | None) -> list[int]:
+    """The ids of transformers' `eos_token_id`."""
+    if eos_token_id is None:
+        return []
+    return list(eos_token_id) if isinstance(eos_token_id, list) else [eos_token_id]
