@@ -33,8 +33,9 @@ def hash_ends(path: Path) -> str:
 
 def why_unwritable(folder: Path) -> str | None:
     """Why `folder` can neither be written to nor be made, as far as that can be said without trying; None: it can."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
+    # Path.exists raises where a parent may not be looked into.
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+    if not os.path.isdir(existing):
         return f"{existing} is a file"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"no permission for {existing}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,11 +29,17 @@ class Router(TopKRouter):
     weigh 1 / TP, and the loss per sequence 1 / (micro batch) of what they should.
     """
 
-    def _maintain_float32_expert_bias(self) -> None:
-        for name in _COUNTS:
-            count = getattr(self, name, None)
-            if count is not None and count.dtype != torch.float32:
-                count.data = count.data.float()
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        """See `torch.nn.Module`. Counts keep their numbers where the model is cast to another dtype: a bias that was
+        rounded chooses other experts.
+        """
+        before = {name: count for name in _COUNTS if (count := getattr(self, name, None)) is not None}
+        super()._apply(fn, recurse)
+        for name, count in before.items():
+            after = getattr(self, name)
+            if after.dtype != count.dtype:
+                after.data = count.to(after.device)
+        return self
 
     def attach_and_log_load_balancing_loss(
         self,

@@ -16,6 +16,10 @@ _PLAIN = (bool, int, float, str, type(None))
 Getter = Callable[[Mapping[str, Any]], Any]
 
 
+def _dest(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
 def _of(name: str) -> Getter:
     return lambda args: args.get(name)
 
@@ -68,7 +72,7 @@ _STRUCTURE: dict[str, Getter] = {
 }
 # What changes the function that the weights stand for, while they fit all the same.
 _FUNCTION = {
-    flag: _of(flag.lstrip("-").replace("-", "_"))
+    flag: _of(_dest(flag))
     for flag in (
         "--rotary-base",
         "--rotary-percent",
@@ -83,9 +87,24 @@ _FUNCTION = {
 }
 # What decides which sample has which number.
 _SAMPLES = {
-    flag: _or_none(flag.lstrip("-").replace("-", "_"), lambda value: tuple(value) if isinstance(value, list) else value)
-    for flag in ("--seq-length", "--seed", "--split", "--data-path", "--train-data-path", "--mock-data")
+    flag: _or_none(_dest(flag), lambda value: tuple(value) if isinstance(value, list) else value)
+    for flag in (
+        "--seq-length",
+        "--seed",
+        "--split",
+        "--data-path",
+        "--train-data-path",
+        "--mock-data",
+        "--no-shuffle",
+        "--full-shuffle-instruction-dataset",
+        "--pack",
+        "--neat-pack",
+        "--padded-samples",
+    )
 }
+_SAMPLES |= {flag: _or_none(_dest(flag), lambda value: value or "none") for flag in ("--handler-name", "--prompt-type")}
+# With --padded-samples the data are filled up to whole global batches in each epoch.
+_SAMPLES["--global-batch-size"] = lambda args: args.get("global_batch_size") if args.get("padded_samples") else None
 _VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
 # What a rank file of format torch is bound to.
 _TOPOLOGY: dict[str, Getter] = {

@@ -48,9 +48,9 @@ def sigmoid_routing(*, folder: str, logits: Any, bias: Any, **values: Any) -> An
 
 
 @row
-def updated_bias(*, folder: str, **values: Any) -> list[tuple[int, list[float], list[float], str]]:
-    """After one step of training: for each layer of this rank its number, the tokens of each expert in the step over
-    all ranks, the bias of the router, and its dtype.
+def updated_bias(*, folder: str, start: float = 0.0, **values: Any) -> list[tuple[int, list[float], list[float], str]]:
+    """After one step of training with a bias that was `start`: for each layer of this rank its number, the tokens of
+    each expert in the step over all ranks, the bias of the router, and its dtype.
     """
     from megatron.core import parallel_state
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -62,6 +62,9 @@ def updated_bias(*, folder: str, **values: Any) -> list[tuple[int, list[float], 
         chunks = build(args)
         config = chunks[0].config
         config.finalize_model_grads_func = finalize_model_grads
+        for chunk in chunks:
+            for layer in chunk.decoder.layers:
+                layer.mlp.router.expert_bias.fill_(start)
         inner = [Float16Module(config, chunk) for chunk in chunks] if args.bf16 else chunks
         wrapped = [
             DistributedDataParallel(config=config, ddp_config=DistributedDataParallelConfig(), module=chunk)

@@ -151,7 +151,9 @@ def test_positions() -> None:
         ("--data-path a", 100, None),
         ("--data-path a --split 100,0,0", 0, None),
         ("--data-path a --split 100,0,0 --eval-iters 5", 0, "--eval-iters 5 has no effect: --split 100,0,0 leaves no"),
-        ("--train-data-path a --eval-iters 5", 0, "--eval-iters 5 has no effect: the lack of --valid-data-path leaves"),
+        ("--data-path a --split 80,0,20 --eval-iters 5", 5, None),
+        ("--train-data-path a --test-data-path c --eval-iters 5", 5, None),
+        ("--train-data-path a --eval-iters 5", 0, "--eval-iters 5 has no effect: the lack of --valid-data-path and"),
         ("--train-data-path a --valid-data-path b --eval-iters 5", 5, None),
     ],
 )

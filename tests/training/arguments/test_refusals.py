@@ -212,6 +212,16 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("--moe-grouped-gemm", 1, ("--moe-grouped-gemm goes with --num-experts, which is missing",)),
     # Precision, optimizer, recomputation
     ("--bf16 --fp16", 1, ("--bf16 and --fp16 contradict each other; leave one of them out",)),
+    (
+        f"{EXPERTS} --fp16 --expert-model-parallel-size 2",
+        2,
+        ("--fp16 with --expert-model-parallel-size 2: parameters are in groups", "give a fixed --loss-scale, or"),
+    ),
+    (
+        f"{EXPERTS} --fp16 --tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1",
+        2,
+        ("--fp16 with --expert-tensor-parallel-size 1: parameters are in groups",),
+    ),
     ("--overlap-param-gather", 1, ("--overlap-param-gather goes with --use-distributed-optimizer",)),
     (
         "--use-distributed-optimizer --overlap-param-gather",

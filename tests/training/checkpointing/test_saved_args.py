@@ -115,6 +115,26 @@ def test_other_samples_are_reported(flags: str, said: str) -> None:
     assert check_structure(saved(), arguments(f"{flags} --finetune --load x"), FOLDER) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"no_shuffle": False}, {"no_shuffle": True}, "--no-shuffle on instead of off"),
+        ({"prompt_type": None}, {"prompt_type": "qwen3"}, "--prompt-type qwen3 instead of none"),
+        ({"pack": True}, {"pack": False}, "--pack off instead of on"),
+        # With padded samples data are filled up to whole global batches.
+        (
+            {"padded_samples": True, "global_batch_size": 8},
+            {"padded_samples": True, "global_batch_size": 4},
+            "--global-batch-size 4 instead of 8",
+        ),
+        ({"global_batch_size": 8}, {"global_batch_size": 4}, None),
+    ],
+)
+def test_other_samples_of_conversations(before: dict[str, Any], now: dict[str, Any], said: str | None) -> None:
+    notice = check_structure(saved(**before), Namespace(**arguments().__dict__ | now), FOLDER)
+    assert notice is None if said is None else notice is not None and f"({said})" in notice
+
+
 def test_lists_of_data_are_compared_as_lists() -> None:
     args = arguments().__dict__ | {"data_path": ("0.3", "a"), "mock_data": False}
     notice = check_structure(saved(data_path=["0.3", "b"], mock_data=False), Namespace(**args), FOLDER)

@@ -37,14 +37,15 @@ def check_data(args: Namespace) -> None:
         raise UserError(f"--split {args.split} divides --data-path, but {named[0]} is given; leave one of them out")
     if each and args.train_data_path is None:
         raise UserError(f"{_flag(each[0])} is given, but --train-data-path is not; give it, too")
-    has_valid = (
-        bool(args.valid_data_path)
+    has_more = (
+        bool(args.valid_data_path or args.test_data_path)
         if each
-        else args.mock_data or parse_split(args.split or DEFAULT_SPLIT, "--split")[1] > 0
+        else args.mock_data or any(parse_split(args.split or DEFAULT_SPLIT, "--split")[1:])
     )
-    if args.eval_iters and not has_valid:
+    if args.eval_iters and not has_more:
         if "eval_iters" in args.given:
-            reason = f"--split {args.split}" if not each else "the lack of --valid-data-path"
+            lack = "the lack of --valid-data-path and --test-data-path"
+            reason = f"--split {args.split}" if not each else lack
             args.notices += (f"--eval-iters {args.eval_iters} has no effect: {reason} leaves no data to evaluate on",)
         args.eval_iters = 0
     _check_tokenizer(args)

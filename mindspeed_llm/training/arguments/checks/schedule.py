@@ -133,6 +133,11 @@ def check_precision(args: Namespace) -> None:
     """
     if args.bf16 and args.fp16:
         raise UserError("--bf16 and --fp16 contradict each other; leave one of them out")
+    if args.fp16 and args.loss_scale is None and (flag := _several_scales(args)):
+        raise UserError(
+            f"--fp16 with {flag}: parameters are in groups that would each adapt a loss scale of their own, while "
+            "there is one loss; give a fixed --loss-scale, or --bf16 instead"
+        )
     if args.grad_reduce_in_bf16:
         if not args.bf16:
             raise UserError("--grad-reduce-in-bf16 goes with --bf16; add it or leave the flag out")
@@ -142,6 +147,15 @@ def check_precision(args: Namespace) -> None:
             )
     elif args.bf16:
         args.accumulate_allreduce_grads_in_fp32 = True
+
+
+def _several_scales(args: Namespace) -> str | None:
+    """The flag for which megatron-core chains several optimizers, each with a scale that the others do not know."""
+    if args.num_experts and args.expert_model_parallel_size > 1:
+        return f"--expert-model-parallel-size {args.expert_model_parallel_size}"
+    if args.num_experts and args.expert_tensor_parallel_size != args.tensor_model_parallel_size:
+        return f"--expert-tensor-parallel-size {args.expert_tensor_parallel_size}"
+    return "--overlap-param-gather-with-optimizer-step" if args.overlap_param_gather_with_optimizer_step else None
 
 
 def check_optimizer(args: Namespace) -> None:
