@@ -29,6 +29,8 @@ class Objective(Protocol):
     """Names of what is reported besides `LOSS`; metrics.jsonl and the log line have the means."""
     rows_per_sample: int
     """Rows of a batch for each sample: 2 where a sample is a pair."""
+    is_likelihood: bool
+    """Whether the loss is a mean negative log likelihood per target, of which exp(loss) is the perplexity."""
 
     def prepare(self, batches: list[Iterator[Batch]], count: int) -> list[Iterator[Batch]]:
         """What `forward_step` takes its micro batches from: `batches`, or the next `count` of each with more in them.
@@ -53,6 +55,7 @@ class NextToken:
 
     metrics: tuple[str, ...] = ()
     rows_per_sample = 1
+    is_likelihood = True
 
     def prepare(self, batches: list[Iterator[Batch]], count: int) -> list[Iterator[Batch]]:
         """See `Objective`."""

@@ -13,7 +13,7 @@ from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
 from mindspeed_llm.fsdp2.models.model_factory import BuiltModel
 from mindspeed_llm.fsdp2.train.forward import Batch, MicroBatchLoss, model_inputs
 from mindspeed_llm.tasks.losses.cross_entropy import IGNORE_INDEX
-from mindspeed_llm.tasks.losses.preference import PreferenceOptions, Replies, preference_loss, reply_log_probs
+from mindspeed_llm.tasks.losses.preference import PreferenceOptions, pair_weights, paired_loss, reply_log_probs
 
 
 class PairLoss:
@@ -30,7 +30,7 @@ class PairLoss:
 
     def count(self, batch: Batch) -> int:
         """The pairs of a micro batch; rows that only fill up have no target."""
-        return int(_are_pairs(batch["labels"]).sum())
+        return int(pair_weights((batch["labels"] != IGNORE_INDEX).sum(dim=-1)).sum())
 
     def forward(
         self, model: PreTrainedModel, batch: Batch, *, device: torch.device, with_aux_loss: bool = False
@@ -41,15 +41,7 @@ class PairLoss:
         reference = self._reference_log_probs(model, batch, labels, device)
         output = model(**model_inputs(batch, device, with_aux_loss=with_aux_loss), use_cache=False)
         policy = reply_log_probs(output.logits, labels)
-        half = labels.shape[0] // 2
-        result = preference_loss(
-            policy_chosen=Replies(policy.log_probs[:half], policy.lengths[:half]),
-            policy_rejected=Replies(policy.log_probs[half:], policy.lengths[half:]),
-            reference_chosen=reference[:half],
-            reference_rejected=reference[half:],
-            options=self._options,
-        )
-        weights = _are_pairs(labels).to(torch.float32)
+        result, weights = paired_loss(policy, reference, self._options)
         return MicroBatchLoss(
             nll_sum=(result.losses * weights).sum(),
             aux_loss=output.aux_loss if with_aux_loss else None,
@@ -85,13 +77,6 @@ def pair_loss(config: TrainingConfig, reference: BuiltModel | None) -> PairLoss 
         pref_ftx=config.pref_ftx,
     )
     return PairLoss(options, reference)
-
-
-def _are_pairs(labels: torch.Tensor) -> torch.Tensor:
-    """Which pairs have a target on both sides, [pairs]."""
-    has_target = (labels != IGNORE_INDEX).any(dim=-1)
-    half = labels.shape[0] // 2
-    return has_target[:half] & has_target[half:]
 
 
 @contextlib.contextmanager

@@ -102,6 +102,38 @@ def reply_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> Replies:
     return Replies(-nll.view(labels.shape).sum(dim=-1), (labels != IGNORE_INDEX).sum(dim=-1))
 
 
+def pair_weights(lengths: torch.Tensor) -> torch.Tensor:
+    """Which pairs count: 1 for each that has a target on both sides, else 0; [pairs], fp32.
+
+    Args:
+        lengths: targets of each row, [2 pairs]; the chosen sides come first, then the rejected ones in the same order.
+    """
+    chosen, rejected = (lengths > 0).chunk(2)
+    return (chosen & rejected).to(torch.float32)
+
+
+def paired_loss(
+    policy: Replies, reference: torch.Tensor, options: PreferenceOptions
+) -> tuple[PreferenceLoss, torch.Tensor]:
+    """The loss of each pair, and its weight, of rows in the order of `pair_weights`.
+
+    Args:
+        policy: replies [2 pairs] of the model that is trained.
+        reference: log probabilities [2 pairs] of the same rows under the reference.
+        options: which loss.
+    """
+    (chosen, rejected), (chosen_lengths, rejected_lengths) = policy.log_probs.chunk(2), policy.lengths.chunk(2)
+    reference_chosen, reference_rejected = reference.chunk(2)
+    loss = preference_loss(
+        policy_chosen=Replies(chosen, chosen_lengths),
+        policy_rejected=Replies(rejected, rejected_lengths),
+        reference_chosen=reference_chosen,
+        reference_rejected=reference_rejected,
+        options=options,
+    )
+    return loss, pair_weights(policy.lengths)
+
+
 def preference_loss(
     *,
     policy_chosen: Replies,

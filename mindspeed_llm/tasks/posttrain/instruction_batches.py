@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.blending import Rows
 from mindspeed_llm.tasks.preprocess.sample_sets import segment_lengths
 from mindspeed_llm.tasks.preprocess.samples import IGNORE_INDEX
-from mindspeed_llm.training.data.batches import Batch
+from mindspeed_llm.training.data.batches import Batch, check_range
 
 Row = Mapping[str, np.ndarray]
 """`input_ids` and `labels` (not shifted, -100: no target), and, where the data have it, `attention_mask`; int64 [n]."""
@@ -73,7 +72,8 @@ def instruction_batch(rows: Sequence[Row], rules: RowRules, *, source: str) -> B
     positions = np.tile(np.arange(length, dtype=np.int64), (len(rows), 1))
     for place, row in enumerate(rows):
         ids, targets = row["input_ids"], row["labels"]
-        _check_range(ids, targets, rules, source)
+        for values in (ids, targets[targets != IGNORE_INDEX]):
+            check_range(values, rules.vocab_size, source=source)
         size = len(ids)
         starts = np.zeros(1, dtype=np.int64)
         if rules.isolates_samples or rules.restarts_positions:
@@ -96,15 +96,3 @@ def instruction_batch(rows: Sequence[Row], rules: RowRules, *, source: str) -> B
     if rules.isolates_samples:
         batch["documents"] = documents
     return {name: torch.from_numpy(array) for name, array in batch.items()}
-
-
-def _check_range(ids: np.ndarray, labels: np.ndarray, rules: RowRules, source: str) -> None:
-    # On a device such an id gives an error without a place, or no error at all.
-    for values in (ids, labels[labels != IGNORE_INDEX]):
-        wrong = (values < 0) | (values >= rules.vocab_size)
-        if wrong.any():
-            raise UserError(
-                f"{source} holds token {values[wrong][0]}, but the model's vocabulary has {rules.vocab_size} "
-                "(--vocab-size, --padded-vocab-size); was it made with another tokenizer? Preprocess it with the "
-                "model's"
-            )

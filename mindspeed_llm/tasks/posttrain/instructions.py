@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.prompts import Text
 from mindspeed_llm.tasks.posttrain.instruction_batches import InstructionSamples, RowRules
 from mindspeed_llm.tasks.posttrain.instruction_sources import (
     CutSampleSet,
@@ -20,14 +21,16 @@ from mindspeed_llm.tasks.posttrain.instruction_sources import (
 from mindspeed_llm.tasks.posttrain.pair_batches import PairSamples
 from mindspeed_llm.tasks.posttrain.raw_records import RawRecords
 from mindspeed_llm.tasks.preprocess.blending import Rows
+from mindspeed_llm.tasks.preprocess.command.reuse import read_content
 from mindspeed_llm.tasks.preprocess.handlers import Kind
 from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
-from mindspeed_llm.tasks.preprocess.once import warn_once
 from mindspeed_llm.tasks.preprocess.sample_order import SampleOrder, SampleSource, ordered_samples
-from mindspeed_llm.tasks.preprocess.splits import parse_split, split_documents
+from mindspeed_llm.tasks.preprocess.sample_sets import segment_lengths
+from mindspeed_llm.tasks.preprocess.splits import split_documents
+from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, load_template, template_names
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 from mindspeed_llm.training.data.datasets import Datasets, Progress, index_cache, joined, layouts_of, num_samples
-from mindspeed_llm.training.data.sources import DEFAULT_SPLIT, NAMES, SPLITS, Blend, Split
+from mindspeed_llm.training.data.sources import DEFAULT_SPLIT, NAMES, Blend, Split, wanted_parts
 from mindspeed_llm.training.data.tokens import named_tokenizer, vocabulary_of
 
 _LOG = logging.getLogger("mindspeed_llm")
@@ -66,13 +69,43 @@ def build_instructions(args: Namespace, progress: Progress | None = None, kind: 
         parts += _parts(blend, _sample_sets(blend, args, tokenizer, kind), args)
     cache = index_cache(args)
     numbers, layouts = num_samples(args), layouts_of(num_samples(args)["train"], args, progress)
+    texts: Iterable[Text] = ()
     made: dict[Split, InstructionSamples | PairSamples] = {}
     for part in parts:
         wanted = layouts if part.split == "train" else (numbers[part.split],)
+        if part.split == "valid":
+            texts = _texts(part, kind)
         rows = _rows(part, wanted, args, rules, cache)
         _LOG.info("%s data: %d samples", NAMES[part.split], sum(len(source.documents) for source in part.sources))
         made[part.split] = samples_of(NAMES[part.split], rows, rules)
-    return Datasets(made["train"], made.get("valid"), made.get("test"), layouts)
+    return Datasets(
+        made["train"],
+        made.get("valid"),
+        made.get("test"),
+        layouts,
+        valid_texts=texts,
+        stop_words=_stop_words(parts, args),
+    )
+
+
+def _texts(part: _Part, kind: Kind) -> Iterator[Text]:
+    """The samples of a part, of packed ones the first of each row, of pairs the chosen side."""
+    side = "chosen_" if kind == "pairwise" else ""
+    weights = part.weights or (1.0,) * len(part.sources)
+    for source in (source for source, weight in zip(part.sources, weights, strict=True) if weight):
+        for number in source.documents:
+            row = source.samples[number]
+            ids, labels = row[f"{side}input_ids"], row[f"{side}labels"]
+            size = segment_lengths(row["attention_mask"])[0] if "attention_mask" in row else len(ids)
+            yield ids[:size], labels[:size]
+
+
+def _stop_words(parts: Sequence[_Part], args: Namespace) -> tuple[str, ...]:
+    """What ends replies in the templates that data were made with. Names of other template files say nothing here."""
+    made = {read_content(source.samples.prefix).get("prompt_type") for part in parts for source in part.sources}
+    file = Path(args.prompt_type_path) if args.prompt_type_path else TEMPLATES_FILE
+    names = sorted(made & set(template_names(file)))
+    return tuple(dict.fromkeys(word for name in names for word in load_template(name, file).stop_words))
 
 
 def row_rules(args: Namespace, tokenizer: Tokenizer | None) -> RowRules:
@@ -104,39 +137,26 @@ def _sample_sets(
 
 
 def _parts(blend: Blend[Any], sets: Sequence[CutSampleSet], args: Namespace) -> list[_Part]:
-    """The parts of a blend that are wanted; validation and test are left out without --eval-iters or without a share.
-
-    With the default of --split a part that would be empty is left out and reported. Raises UserError where that happens
-    to training, or to a part that was asked for.
-    """
-    is_cut = len(blend.splits) > 1
+    """The parts of a blend that are wanted, see `wanted_parts`; none is empty."""
     split = args.split or DEFAULT_SPLIT
-    shares = parse_split(split)
-    found = []
-    for number, name in enumerate(SPLITS):
-        if name not in blend.splits or (name != "train" and not args.eval_iters):
-            continue
-        if is_cut and not shares[number]:
-            if name == "train":
-                raise UserError(f"--split {split} has no share for training; give its first number a value")
-            continue
+
+    def make(name: Split, place: int | None) -> _Part | str:
         documents = [
-            samples.numbers_of(split_documents(samples.num_stored, split)[number]) if is_cut else range(len(samples))
+            range(len(samples))
+            if place is None
+            else samples.numbers_of(split_documents(samples.num_stored, split)[place])
             for samples in sets
         ]
         empty = [samples for samples, part in zip(sets, documents, strict=True) if not len(part)]
         if not empty or (blend.weights is None and len(empty) < len(sets)):
             sources = tuple(SampleSource(samples, part) for samples, part in zip(sets, documents, strict=True))
-            found.append(_Part(name, blend.flag, sources, blend.weights))
-            continue
-        problem = (
-            f"{blend.flag}: {'--split ' + split + ' leaves ' if is_cut else ''}no sample of {empty[0].prefix} for "
+            return _Part(name, blend.flag, sources, blend.weights)
+        return (
+            f"{blend.flag}: {'' if place is None else f'--split {split} leaves '}no sample of {empty[0].prefix} for "
             f"{NAMES[name]}; use more data" + ("" if name == "train" else ", or set --eval-iters 0")
         )
-        if name == "train" or not is_cut or args.split is not None:
-            raise UserError(problem)
-        warn_once(f"no {NAMES[name]}: {problem}")
-    return found
+
+    return wanted_parts(blend, args, make)
 
 
 def _rows(part: _Part, layouts: Sequence[int], args: Namespace, rules: RowRules, cache: IndexCache) -> Rows:

@@ -10,7 +10,7 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
-from mindspeed_llm.tasks.losses.preference import METRICS, PreferenceOptions, Replies, preference_loss
+from mindspeed_llm.tasks.losses.preference import METRICS, PreferenceOptions, Replies, pair_weights, paired_loss
 from mindspeed_llm.tasks.posttrain.reference import Reference
 from mindspeed_llm.training.objective import LOSS, Batch, Loss, token_losses
 
@@ -26,6 +26,7 @@ class Preference:
 
     metrics: tuple[str, ...] = METRICS
     rows_per_sample = 2
+    is_likelihood = False
 
     def __init__(self, args: Namespace, reference: Reference, options: PreferenceOptions) -> None:
         self._args, self._reference, self._options = args, reference, options
@@ -41,7 +42,7 @@ class Preference:
 
     def count(self, batch: Batch) -> Tensor:
         """See `Objective`: its pairs."""
-        return pair_weights(batch["loss_mask"]).sum()
+        return pair_weights(batch["loss_mask"].sum(dim=-1)).sum()
 
     def forward_step(self, batches: Iterator[Batch], model: nn.Module) -> tuple[Tensor, Loss]:
         """See `Objective`."""
@@ -84,12 +85,6 @@ def replies(loss_mask: Tensor, losses: Tensor) -> Replies:
     return Replies(-torch.where(loss_mask > 0, losses.float(), 0.0).sum(dim=-1), loss_mask.sum(dim=-1))
 
 
-def pair_weights(loss_mask: Tensor) -> Tensor:
-    """[rows, S] -> 1 for each pair that counts, and 0 for one without a target on either side; [rows / 2], fp32."""
-    chosen, rejected = (loss_mask.sum(dim=-1) > 0).chunk(2)
-    return (chosen & rejected).to(torch.float32)
-
-
 def pair_losses(
     loss_mask: Tensor, reference: Tensor, losses: Tensor, *, options: PreferenceOptions
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -102,15 +97,7 @@ def pair_losses(
         losses: negative log likelihoods of labels, [rows, S].
         options: which loss.
     """
-    policy, weights = replies(loss_mask, losses), pair_weights(loss_mask)
-    half = len(weights)
-    result = preference_loss(
-        policy_chosen=Replies(policy.log_probs[:half], policy.lengths[:half]),
-        policy_rejected=Replies(policy.log_probs[half:], policy.lengths[half:]),
-        reference_chosen=reference[:half],
-        reference_rejected=reference[half:],
-        options=options,
-    )
+    result, weights = paired_loss(replies(loss_mask, losses), reference, options)
     total, count = (result.losses * weights).sum(), weights.sum()
     sums = {LOSS: total.detach(), **result.sums(weights)}
     return total, count.to(torch.int), {name: torch.stack((value, count)) for name, value in sums.items()}

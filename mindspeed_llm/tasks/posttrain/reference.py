@@ -15,9 +15,10 @@ from mindspeed_llm.core.lora.attach import without_adapters
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.models.config import transformer_config
 from mindspeed_llm.tasks.models.hf_weights import load_hf_weights
-from mindspeed_llm.tasks.posttrain.reference_source import ReferenceSource, in_words_of, reference_source
+from mindspeed_llm.tasks.posttrain.reference_source import ReferenceSource, reference_source
 from mindspeed_llm.training.checkpointing import load_weights
 from mindspeed_llm.training.data.datasets import Progress
+from mindspeed_llm.training.folders import in_words_of
 from mindspeed_llm.training.setup import TrainingModel, build_chunks, complete_weights
 
 
@@ -62,9 +63,11 @@ def build_reference(args: Namespace, model: TrainingModel, progress: Progress | 
             f"--load {args.load} is not any more; name that one with --ref-model"
         )
     config = transformer_config(args)
-    # The weights are filled in: drawing numbers for them would change those that dropout gets.
+    # The weights are filled in: drawing numbers for them would change those that dropout gets. (Some modules draw
+    # theirs whatever the configuration says.)
     config.perform_initialization = False
-    modules = build_chunks(args, config)
+    with torch.random.fork_rng(devices=[]):
+        modules = build_chunks(args, config)
     if source is None:
         with complete_weights(model):
             for module, policy in zip(modules, model.modules, strict=True):
@@ -78,7 +81,7 @@ def build_reference(args: Namespace, model: TrainingModel, progress: Progress | 
 
 
 def _load(modules: Sequence[nn.Module], source: ReferenceSource, args: Namespace) -> None:
-    with in_words_of(source.flag):
+    with in_words_of(source.words):
         if source.is_hf:
             load_hf_weights(modules, source.folder, args)
             return

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.training.folders import hf_directory
+from mindspeed_llm.training.folders import hf_directory, in_words_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +19,11 @@ class ReferenceSource:
     step: int | None
     """The step of the checkpoint; None: the latest one."""
     flag: str
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The flags that stand for those of a run's own checkpoint, see `training.folders.in_words_of`."""
+        return {"--load": self.flag, "--ckpt-step": "--refer-model-iter"}
 
 
 def reference_source(args: Namespace) -> ReferenceSource | None:
@@ -44,7 +47,7 @@ def reference_source(args: Namespace) -> ReferenceSource | None:
             f"{flag} {folder} is no folder; expected a Hugging Face model directory or the folder of checkpoints that "
             "holds the reference"
         )
-    with in_words_of(flag):
+    with in_words_of({"--load": flag}):
         is_hf = hf_directory(Namespace(load=name, enable_hf2mg_convert=False)) is not None
     if is_hf and step is not None:
         raise UserError(
@@ -52,13 +55,3 @@ def reference_source(args: Namespace) -> ReferenceSource | None:
             "leave --refer-model-iter out"
         )
     return ReferenceSource(folder=folder, is_hf=is_hf, step=step, flag=flag)
-
-
-@contextlib.contextmanager
-def in_words_of(flag: str) -> Iterator[None]:
-    """Let messages about what is loaded name the flags that the user has given."""
-    try:
-        yield
-    except UserError as error:
-        text = str(error).replace("--ckpt-step", "--refer-model-iter").replace("--load ", f"{flag} ")
-        raise type(error)(text) from error

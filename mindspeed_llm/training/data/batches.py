@@ -32,7 +32,7 @@ def make_batch(rows: Sequence[np.ndarray], rules: TokenRules, *, source: str) ->
     has rows in the embedding. Raises UserError naming `source` where an id is none of the vocabulary.
     """
     ids = np.stack(rows)
-    _check_range(ids, rules, source)
+    check_range(ids, rules.vocab_size, source=source)
     tokens, labels = ids[:, :-1], ids[:, 1:]
     is_end = np.zeros(tokens.shape, dtype=bool) if rules.eod_id is None else tokens == rules.eod_id
     mask = np.ones(tokens.shape, dtype=np.float32)
@@ -63,11 +63,12 @@ def _positions(is_end: np.ndarray) -> np.ndarray:
     return places - np.maximum.accumulate(begins, axis=1)
 
 
-def _check_range(ids: np.ndarray, rules: TokenRules, source: str) -> None:
+def check_range(ids: np.ndarray, vocab_size: int, *, source: str) -> None:
+    """Raise UserError naming `source` where an id is none of the vocabulary."""
     # On a device such an id gives an error without a place, or no error at all.
-    wrong = (ids < 0) | (ids >= rules.vocab_size)
+    wrong = (ids < 0) | (ids >= vocab_size)
     if wrong.any():
         raise UserError(
-            f"{source} holds token {ids[wrong][0]}, but the model's vocabulary has {rules.vocab_size} (--vocab-size, "
+            f"{source} holds token {ids[wrong][0]}, but the model's vocabulary has {vocab_size} (--vocab-size, "
             "--padded-vocab-size); was it made with another tokenizer? Preprocess it with the model's"
         )

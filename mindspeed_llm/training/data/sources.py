@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.blending import parse_blend
@@ -36,6 +36,8 @@ NAMES: Mapping[Split, str] = {"train": "training", "valid": "validation", "test"
 
 Raw = TypeVar("Raw")
 """Raw files, before they are tokenized."""
+Made = TypeVar("Made")
+"""Part of the data, in the form that a task takes."""
 
 
 @dataclass(frozen=True)
@@ -157,33 +159,50 @@ def checked_parts(
 
 
 def _split_parts(blend: Blend[RawText], readers: Sequence[IndexedReader], args: Namespace) -> list[Part]:
+    """The parts of a blend that are wanted, see `wanted_parts`; none is shorter than a sample."""
+    split = args.split or DEFAULT_SPLIT
+    cut = [split_documents(len(reader), split, "--split") for reader in readers]
+    shares = parse_split(split, "--split")
+
+    def make(name: Split, place: int | None) -> Part | str:
+        documents = [range(len(reader)) for reader in readers] if place is None else [parts[place] for parts in cut]
+        sources = tuple(PretrainSource(reader, part) for reader, part in zip(readers, documents, strict=True))
+        part = Part(name, blend.flag, sources, blend.weights)
+        return _problem(part, args, share=None if place is None else shares[place] / sum(shares)) or part
+
+    return wanted_parts(blend, args, make)
+
+
+def wanted_parts(blend: Blend[Any], args: Namespace, make: Callable[[Split, int | None], Made | str]) -> list[Made]:
     """The parts of a blend that are wanted; validation and test are left out without --eval-iters or without a share.
 
-    With the default of --split a part that would be empty, or shorter than a sample, is left out and reported. Raises
-    UserError where that happens to training, or to a part that was asked for.
+    With the default of --split a part that cannot be made is left out and reported. Raises UserError where that happens
+    to training, or to a part that was asked for.
+
+    Args:
+        blend: what a flag names.
+        args: validated arguments.
+        make: the part of a name, or why there is none, as a message; also given its place among the shares of --split,
+            or None where the blend is for this part alone.
     """
-    everything = [range(len(reader)) for reader in readers]
-    cut = [split_documents(len(reader), args.split or DEFAULT_SPLIT, "--split") for reader in readers]
-    shares = dict(zip(SPLITS, parse_split(args.split or DEFAULT_SPLIT, "--split"), strict=True))
     is_cut = len(blend.splits) > 1
+    split = args.split or DEFAULT_SPLIT
+    shares = parse_split(split, "--split")
     found = []
-    for number, split in enumerate(SPLITS):
-        if split not in blend.splits or (split != "train" and not args.eval_iters):
+    for place, name in enumerate(SPLITS):
+        if name not in blend.splits or (name != "train" and not args.eval_iters):
             continue
-        if is_cut and not shares[split]:
-            if split == "train":
-                raise UserError(f"--split {args.split} has no share for training; give its first number a value")
+        if is_cut and not shares[place]:
+            if name == "train":
+                raise UserError(f"--split {split} has no share for training; give its first number a value")
             continue
-        documents = [parts[number] for parts in cut] if is_cut else everything
-        sources = tuple(PretrainSource(reader, part) for reader, part in zip(readers, documents, strict=True))
-        part = Part(split, blend.flag, sources, blend.weights)
-        problem = _problem(part, args, share=shares[split] / sum(shares.values()) if is_cut else None)
-        if problem is None:
-            found.append(part)
-        elif split == "train" or not is_cut or args.split is not None:
-            raise UserError(problem)
+        made = make(name, place if is_cut else None)
+        if not isinstance(made, str):
+            found.append(made)
+        elif name == "train" or not is_cut or args.split is not None:
+            raise UserError(made)
         else:
-            warn_once(f"no {NAMES[split]}: {problem}")
+            warn_once(f"no {NAMES[name]}: {made}")
     return found
 
 

@@ -20,6 +20,7 @@ from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.train import preference
 from mindspeed_llm.fsdp2.train.evaluate import evaluate
 from mindspeed_llm.fsdp2.train.step import OptimizerStep
+from mindspeed_llm.tasks.losses import preference as losses
 from tests.distributed.rows import full_weights
 from tests.fsdp2.train.rows import CPU, build
 
@@ -84,14 +85,14 @@ def adapters_stay_on() -> Iterator[None]:
 @contextlib.contextmanager
 def sides_swapped() -> Iterator[None]:
     """A fault: the rejected sides are taken for the chosen ones."""
-    original = preference.preference_loss
+    original = losses.preference_loss
 
     def swapped(**given: Any) -> Any:
         other = {"chosen": "rejected", "rejected": "chosen"}
         names = {name: "_".join(other.get(word, word) for word in name.split("_")) for name in given}
         return original(**{names[name]: value for name, value in given.items()})
 
-    with mock.patch.object(preference, "preference_loss", swapped):
+    with mock.patch.object(losses, "preference_loss", swapped):
         yield
 
 
