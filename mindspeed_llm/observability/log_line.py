@@ -64,8 +64,10 @@ def format_eval(
     name: str | None = None,
     part: str = PART,
     metrics: Mapping[str, float] | None = None,
+    has_perplexity: bool = True,
 ) -> str:
-    """The line of one evaluation of a part of the data: loss, perplexity, number of target tokens, seconds, metrics.
+    """The line of one evaluation of a part of the data: loss, perplexity where the loss has one, number of target
+    tokens, seconds, metrics.
 
     It says no `iteration i/n`, by which scripts find the training lines.
     """
@@ -73,7 +75,7 @@ def format_eval(
     fields = [
         f"{what} after iteration {iteration:8d}",
         f"eval loss: {eval_loss:.6E}",
-        f"perplexity: {perplexity(eval_loss):.4f}",
+        *([f"perplexity: {perplexity(eval_loss):.4f}"] if has_perplexity else []),
         f"eval tokens: {eval_tokens:10d}",
         f"elapsed time (s): {elapsed_s:.2f}",
     ]

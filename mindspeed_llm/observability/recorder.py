@@ -102,18 +102,20 @@ class RunRecorder:
         name: str | None = None,
         part: str = log_line.PART,
         metrics: Mapping[str, float] | None = None,
+        has_perplexity: bool = True,
     ) -> None:
-        """Record one evaluation: log line with perplexity, line in metrics.jsonl, TensorBoard scalars.
+        """Record one evaluation: log line, line in metrics.jsonl, TensorBoard scalars.
 
         Args:
             iteration: optimizer steps done.
-            eval_loss: mean loss per target token, in nats.
+            eval_loss: mean loss per target token, in nats; or another loss, without `has_perplexity`.
             eval_tokens: number of target tokens.
             elapsed_s: seconds it took.
             name: of the evaluation set, when there are several; its keys then end in `_<name>` and the picture shows
                 only sets without a name.
             part: of the data, when it is not the validation data; its keys then end in `_<part>`.
             metrics: further means over the evaluation data; their keys begin with `eval_`.
+            has_perplexity: whether exp(eval_loss) is one.
         """
         if not self._enabled:
             return
@@ -126,13 +128,14 @@ class RunRecorder:
                 name=name,
                 part=part,
                 metrics=metrics,
+                has_perplexity=has_perplexity,
             )
         )
         suffix = "".join(f"_{word}" for word in (part if part != log_line.PART else None, name) if word is not None)
         values = {
             "iteration": iteration,
             f"eval_loss{suffix}": eval_loss,
-            f"eval_perplexity{suffix}": log_line.perplexity(eval_loss),
+            f"eval_perplexity{suffix}": log_line.perplexity(eval_loss) if has_perplexity else None,
             f"eval_tokens{suffix}": eval_tokens,
             f"eval_seconds{suffix}": elapsed_s,
         } | {f"eval_{key}{suffix}": value for key, value in (metrics or {}).items()}

@@ -20,13 +20,15 @@ from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.observability.log_line import PART
 from mindspeed_llm.observability.record import StepRecord
 from mindspeed_llm.observability.recorder import RunRecorder
+from mindspeed_llm.observability.samples_file import SamplesFile
 from mindspeed_llm.platform import memory
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.platform.profiling import Profiler
+from mindspeed_llm.tasks.inference.eval_samples import EvalSamples
 from mindspeed_llm.termination import TerminationSignal
 from mindspeed_llm.training.garbage import GarbageCollection
 from mindspeed_llm.training.moe_losses import MoeLosses
-from mindspeed_llm.training.objective import Batch, Objective
+from mindspeed_llm.training.objective import Batch, NextToken, Objective
 from mindspeed_llm.training.params_norm import params_norm
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
@@ -47,6 +49,7 @@ class _Interval:
     started: float = field(default_factory=time.monotonic)
     nll_sum: float = 0.0
     targets: int = 0
+    tokens: int = 0
     metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
     steps: int = 0
     skipped: int = 0
@@ -69,6 +72,7 @@ class TrainLoop:
         valid_batches: list[Iterator[Batch]],
         test_batches: list[Iterator[Batch]],
         recorder: RunRecorder,
+        samples: tuple[EvalSamples, SamplesFile] | None = None,
         profiler: Profiler,
         save: Save | None,
         flops_per_sample: float,
@@ -79,6 +83,7 @@ class TrainLoop:
             batches: per chunk of this rank, micro batches from `state.consumed_train_samples` on.
             valid_batches: the same for evaluation, endless; empty: no evaluation.
             test_batches: the same for the one evaluation on the test data.
+            samples: what is asked at each evaluation, and where the answers go; None: nothing is asked.
             save: writes a checkpoint (a collective); None: nothing is saved.
             flops_per_sample: of forward and backward, over all ranks.
             objective: what is minimised; None: `NextToken`.
@@ -86,9 +91,13 @@ class TrainLoop:
         self._args, self._model, self.state = args, model, state
         self._batches, self._valid_batches, self._test_batches = batches, valid_batches, test_batches
         self._recorder, self._profiler, self._save = recorder, profiler, save
+        self._samples = samples
         self._flops_per_sample = flops_per_sample
-        self._step = TrainStep(model, args, objective)
-        self._tokens_per_sample = args.seq_length * (objective.rows_per_sample if objective else 1)
+        objective = objective or NextToken()
+        self._step, self._has_perplexity = TrainStep(model, args, objective), objective.is_likelihood
+        if state.consumed_tokens is None:
+            # As if every row were full.
+            state.consumed_tokens = state.consumed_train_samples * args.seq_length * objective.rows_per_sample
         self._moe_losses = MoeLosses(args)
         self._started = time.monotonic()
         self._interval = _Interval()
@@ -124,9 +133,14 @@ class TrainLoop:
         return "done"
 
     def evaluate(self) -> None:
-        """The loss on `--eval-iters` global batches of the validation data, where there are any."""
+        """The loss on `--eval-iters` global batches of the validation data, and answers to prompts, where there are
+        any.
+        """
         if self._valid_batches and self._args.eval_iters:
             self._evaluate(self._valid_batches)
+            if self._samples is not None:
+                asked, file = self._samples
+                file.write(self.state.iteration, asked.rows())
             self.state.consumed_valid_samples += self._args.eval_iters * self._args.global_batch_size
 
     def test(self) -> None:
@@ -137,17 +151,25 @@ class TrainLoop:
     def _evaluate(self, batches: list[Iterator[Batch]], *, part: str = PART) -> None:
         started = time.monotonic()
         with self._garbage.evaluation():
-            total, targets, metrics = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
+            result = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
         self._moe_losses.clear()
-        loss = total / targets if targets else math.nan
         self._recorder.eval(
-            self.state.iteration, loss, targets, time.monotonic() - started, part=part, metrics=_means(metrics)
+            self.state.iteration,
+            result.loss,
+            result.targets,
+            time.monotonic() - started,
+            part=part,
+            metrics=_means(result.metrics),
+            has_perplexity=self._has_perplexity,
         )
 
     def _account(self, result: StepResult) -> None:
         state, interval = self.state, self._interval
         state.iteration += 1
         state.consumed_train_samples += self._args.global_batch_size
+        assert state.consumed_tokens is not None, "set when the loop is made"
+        state.consumed_tokens += result.tokens
+        interval.tokens += result.tokens
         state.floating_point_operations += self._args.global_batch_size * self._flops_per_sample
         interval.steps += 1
         if not result.updated:
@@ -177,7 +199,6 @@ class TrainLoop:
     def _record(self, result: StepResult) -> None:
         args, state, interval = self._args, self.state, self._interval
         elapsed = time.monotonic() - interval.started
-        tokens = interval.steps * args.global_batch_size * self._tokens_per_sample
         peaks = torch.tensor(
             [memory.max_memory_allocated_gb(), memory.max_memory_reserved_gb()], device=current_device()
         )
@@ -204,7 +225,7 @@ class TrainLoop:
             StepRecord(
                 iteration=state.iteration,
                 consumed_samples=state.consumed_train_samples,
-                consumed_tokens=state.consumed_train_samples * self._tokens_per_sample,
+                consumed_tokens=state.consumed_tokens or 0,
                 elapsed_ms_per_iteration=1000 * elapsed / interval.steps,
                 learning_rate=self._learning_rate(),
                 global_batch_size=args.global_batch_size,
@@ -212,7 +233,7 @@ class TrainLoop:
                 grad_norm=result.grad_norm,
                 max_memory_allocated_gb=allocated,
                 max_memory_reserved_gb=reserved,
-                tokens_per_second=tokens / elapsed,
+                tokens_per_second=interval.tokens / elapsed,
                 aux_loss=aux_loss,
                 extra=extra | losses | _means(interval.metrics),
             )

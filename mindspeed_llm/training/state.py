@@ -12,6 +12,8 @@ class TrainState:
     iteration: int = 0
     """Steps done, skipped ones included."""
     consumed_train_samples: int = 0
+    consumed_tokens: int | None = None
+    """Tokens of the micro batches of training, padding included; None where a checkpoint does not say it."""
     consumed_valid_samples: int = 0
     skipped_iterations: int = 0
     """Steps without an update: fp16 gradients overflowed."""

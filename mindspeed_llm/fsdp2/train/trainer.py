@@ -28,6 +28,7 @@ from mindspeed_llm.fsdp2.models.model_factory import BuiltModel
 from mindspeed_llm.fsdp2.optim.loss_scaler import LossScaler
 from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.optim.schedule import build_schedule
+from mindspeed_llm.fsdp2.train.eval_samples import build_eval_samples
 from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
 from mindspeed_llm.fsdp2.train.forward import Batch
 from mindspeed_llm.fsdp2.train.preference import pair_loss
@@ -35,6 +36,7 @@ from mindspeed_llm.fsdp2.train.saving import Saver
 from mindspeed_llm.fsdp2.train.step import OptimizerStep, StepResult
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.observability.recorder import RunRecorder, StepRecord
+from mindspeed_llm.observability.samples_file import SamplesFile
 from mindspeed_llm.observability.throughput import flops_per_token, model_flops_utilization, peak_tflops
 from mindspeed_llm.platform import device as platform_device
 from mindspeed_llm.platform import distributed, memory
@@ -111,6 +113,8 @@ class Trainer:
         self.optimizer = OptimizerFactory.create(built.model, training)
         self.scaler = LossScaler(enabled=config.parallel.param_dtype == "fp16")
         self._pairs = pair_loss(training, reference)
+        self._samples = build_eval_samples(config, built.model, tokenizer, data, device=device)
+        self._samples_file: SamplesFile | None = None
         self._step = OptimizerStep(
             model=built.model,
             sharded=built.sharded,
@@ -163,6 +167,9 @@ class Trainer:
             log_throughput=training.log_throughput,
             log_cpu_memory=training.log_cpu_memory,
             start_iteration=self.start_step,
+        )
+        self._samples_file = SamplesFile(
+            Path(training.output_dir), enabled=distributed.is_rank_zero(), start_iteration=self.start_step
         )
         # `with`: the picture and the files are complete also after Ctrl-C or an error, and when torchrun sends SIGTERM
         # because another rank is gone, which is about the same moment.
@@ -232,12 +239,22 @@ class Trainer:
             interval.started += time.monotonic() - before  # evaluating and saving are no part of a step's time
 
     def evaluate(self, recorder: RunRecorder, *, iteration: int) -> dict[str | None, EvalResult]:
-        """Evaluate on every evaluation set (none: do nothing) and record the losses."""
+        """Evaluate on every evaluation set (none: do nothing) and record the losses, and answers to prompts."""
         results: dict[str | None, EvalResult] = {}
         for name, source in self._eval_sets().items():
             result = evaluate(self.built.model, source.batches(), device=self.device, pairs=self._pairs)
-            recorder.eval(iteration, result.loss, result.tokens, result.seconds, name=name, metrics=result.metrics)
+            recorder.eval(
+                iteration,
+                result.loss,
+                result.tokens,
+                result.seconds,
+                name=name,
+                metrics=result.metrics,
+                has_perplexity=self._pairs is None,
+            )
             results[name] = result
+        if self._samples is not None and self._samples_file is not None:
+            self._samples_file.write(iteration, self._samples.rows())
         return results
 
     def export(self, folder: Path | None = None) -> None:

@@ -115,7 +115,7 @@ def train_state(content: Mapping[str, Any], args: Namespace, folder: Path) -> Tr
     except TypeError as error:
         raise DamagedCheckpoint(f"{folder}: the counters of the run are not those of this version ({error})") from error
     for name, value in asdict(state).items():
-        if name == "last_checkpoint":
+        if name == "last_checkpoint" or (name == "consumed_tokens" and value is None):
             continue
         numbers = value if name == "data_layouts" else (value,)
         if not all(isinstance(number, int | float) and number >= 0 for number in numbers):

@@ -44,7 +44,7 @@ def train(*, argv: list[str], steps: int, mutant: str | None = None) -> dict[str
             norms.append(result.grad_norm)
             counts.append(result.targets)
             metrics.append(_means(result.metrics))
-        _, _, evaluated = step.evaluate([iter(micro) for _ in model.chunks], count=len(micro))
+        evaluated = step.evaluate([iter(micro) for _ in model.chunks], count=len(micro)).metrics
         with complete_weights(model):
             states = [
                 {name: value.detach().clone() for name, value in named.items() if value is not None}
