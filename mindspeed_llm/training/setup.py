@@ -14,13 +14,21 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
 from torch import nn
 
 from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.lora.attach import attach
+from mindspeed_llm.core.lora.local_learning import local_rules
+from mindspeed_llm.core.lora.local_settings import LocalSettings, local_settings
 from mindspeed_llm.core.lora.settings import LoraSettings, lora_settings
 from mindspeed_llm.core.shared_master import share_masters
 from mindspeed_llm.errors import UserError
@@ -90,12 +98,15 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
     if hf_weights is not None:
         load_hf_weights(modules, hf_weights, args)
     lora = lora_settings(args)
+    local = local_settings(args)
     if lora is not None:
-        _adapt(modules, lora)
+        _adapt(modules, lora, local)
     for module in modules:
         for parameter in module.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     wrapped: list[nn.Module] = [Float16Module(config, m) for m in modules] if args.bf16 or args.fp16 else list(modules)
+    for rule in local_rules(modules):
+        rule.keep_in_fp32()
     ddp_config = _ddp_config(args)
     chunks = [
         DistributedDataParallel(
@@ -107,7 +118,8 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
         )
         for index, module in enumerate(wrapped)
     ]
-    optimizer = get_megatron_optimizer(_optimizer_config(args), chunks)
+    optimizer_config = _optimizer_config(args)
+    optimizer = get_megatron_optimizer(optimizer_config, chunks, _rates(optimizer_config, local))
     if args.reuse_fp32_param:
         share_masters(optimizer)
     _connect(config, args, chunks, optimizer)
@@ -119,14 +131,14 @@ def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def _adapt(modules: list[nn.Module], settings: LoraSettings) -> None:
+def _adapt(modules: list[nn.Module], settings: LoraSettings, local: LocalSettings | None) -> None:
     """Put adapters on the model, and freeze the rest (a collective).
 
     Raises:
         UserError: on all ranks; a target is on no rank.
     """
     of_ranks: list[Any] = [set()] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, attach(modules, settings))
+    dist.all_gather_object(of_ranks, attach(modules, settings, local))
     everywhere = set().union(*of_ranks)
     if missing := [target for target in settings.targets if target not in everywhere]:
         raise UserError(
@@ -180,6 +192,15 @@ def _ddp_config(args: Namespace) -> DistributedDataParallelConfig:
         bucket_size=args.ddp_bucket_size,
         average_in_collective=False,
     )
+
+
+def _rates(config: OptimizerConfig, local: LocalSettings | None) -> dict[ParamKey, Any] | None:
+    """What differs between parameters; None: nothing but what megatron-core always tells apart."""
+    if local is None or local.ratio == 1.0:
+        return None
+    of_b = ParamWithNamePredicate(name="lora_b", fn=lambda _, name: "lora_B." in name or name.endswith("_lora_b"))
+    rates = {"max_lr": config.lr * local.ratio, "min_lr": config.min_lr * local.ratio}
+    return {**get_standard_config_overrides(config), ParamKey(with_name_predicate=of_b): rates}
 
 
 def _optimizer_config(args: Namespace) -> OptimizerConfig:

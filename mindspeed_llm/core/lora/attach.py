@@ -15,29 +15,42 @@ from mindspeed_llm.core.config import LlmConfig
 from mindspeed_llm.core.lora.grouped_experts import LoraGroupedExperts, add_adapters
 from mindspeed_llm.core.lora.halves import Cut, Halves
 from mindspeed_llm.core.lora.linear import Linear, LoraLinear, Rows, cut_of
+from mindspeed_llm.core.lora.local_layers import without_graph
+from mindspeed_llm.core.lora.local_learning import local_rules
+from mindspeed_llm.core.lora.local_settings import LocalSettings
 from mindspeed_llm.core.lora.settings import LAYERS, PARTS, LoraSettings
 from mindspeed_llm.core.moe.grouped_experts import GroupedExperts
 
 
-def attach(chunks: Sequence[nn.Module], settings: LoraSettings) -> set[str]:
+def attach(chunks: Sequence[nn.Module], settings: LoraSettings, local: LocalSettings | None = None) -> set[str]:
     """Freeze models of this rank and put adapters on their layers; returns the targets that were found here.
 
-    Layers of the model are `decoder.layers`; embedding, output layer and routers have no adapters.
+    Layers of the model are `decoder.layers`; embedding, output layer and routers have no adapters. Those of layers that
+    `local` is for have no gradients.
     """
     found: set[str] = set()
     for chunk in chunks:
         chunk.requires_grad_(False)
-        for layer in chunk.decoder.layers:  # type: ignore[union-attr]
+        num_local = 0
+        for position, layer in enumerate(chunk.decoder.layers):  # type: ignore[union-attr,arg-type]
             if isinstance(layer, TransformerLayer):
                 found |= _attach_to_layer(layer, settings)
-        if chunk.pre_process:
+                if local is not None and _number(layer) <= local.final_layer:
+                    num_local = position + 1
+                    for module in layer.modules():
+                        if isinstance(module, LoraLinear):
+                            module.learn_locally(settings.seed)
+        if num_local:
+            without_graph(chunk.decoder, num_local)  # type: ignore[arg-type]
+        elif chunk.pre_process:
             chunk.embedding.register_forward_hook(_begin_graph)  # type: ignore[union-attr]
     return found
 
 
 def adapter_parameters(chunk: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model's adapters by name: those that are trained."""
-    return {name: parameter for name, parameter in chunk.named_parameters() if parameter.requires_grad}
+    """The parameters of a model's adapters by name: those with gradients, and those with local updates."""
+    local = {id(each) for rule in local_rules([chunk]) for half in rule.halves for each in (half.a, half.b)}
+    return {name: each for name, each in chunk.named_parameters() if each.requires_grad or id(each) in local}
 
 
 @contextlib.contextmanager
@@ -64,10 +77,15 @@ def _begin_graph(module: nn.Module, inputs: Any, output: Tensor) -> None:
         output.requires_grad_(True)
 
 
-def _attach_to_layer(layer: TransformerLayer, settings: LoraSettings) -> set[str]:
+def _number(layer: TransformerLayer) -> int:
+    """Of a layer as the model's weights count them: from 0, without noop layers."""
     config: LlmConfig = layer.config
     position = layer.layer_number - 1
-    number = position - sum(noop < position for noop in config.noop_layers)
+    return position - sum(noop < position for noop in config.noop_layers)
+
+
+def _attach_to_layer(layer: TransformerLayer, settings: LoraSettings) -> set[str]:
+    number = _number(layer)
     found: set[str] = set()
     for name, module in list(layer.named_modules()):
         if isinstance(module, GroupedExperts):

@@ -28,6 +28,15 @@ def initial_a(name: str, seed: int, rank: int, inputs: int) -> Tensor:
     return torch.empty(rank, inputs, dtype=torch.float32, device="cpu").uniform_(-bound, bound, generator=generator)
 
 
+def initial_b(name: str, seed: int, rank: int, outputs: int) -> Tensor:
+    """What B [outputs, rank] of the adapter `name` begins with where no gradient would ever move it away from zeros:
+    normal numbers of standard deviation 1e-4, drawn like `initial_a`.
+    """
+    digest = hashlib.sha256(f"{seed} {name} B".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(outputs, rank, dtype=torch.float32, device="cpu").normal_(0.0, 1e-4, generator=generator)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """How a layer is cut over the ranks of a group."""
@@ -49,7 +58,7 @@ class _Matrix(nn.Module):
 
 
 class Halves(nn.Module):
-    """A and B of one adapter: this rank's share of them.
+    """A and B of one adapter: this rank's share of them. B begins with zeros.
 
     Args:
         name: for `initial_a`.
@@ -60,6 +69,7 @@ class Halves(nn.Module):
 
     def __init__(self, name: str, *, seed: int, rank: int, inputs: int, outputs: int, like: Tensor, cut: Cut) -> None:
         super().__init__()
+        self.name = name
         whole = inputs * cut.count if cut.axis == 1 else inputs
         first = cut.index * inputs if cut.axis == 1 else 0
         a = initial_a(name, seed, rank, whole)[:, first : first + inputs].to(like).contiguous()
@@ -78,6 +88,16 @@ class Halves(nn.Module):
     def b(self) -> Tensor:
         """[outputs, rank]"""
         return self.lora_B["default"].weight
+
+    @torch.no_grad()
+    def begin_b(self, values: Tensor, *, blocks: int = 1) -> None:
+        """Have B begin with this rank's share of `values` [outputs of all ranks, rank], whose rows are `blocks` blocks
+        of one size that are cut each on its own.
+        """
+        if self.cut.axis == 0:
+            rows = values.unflatten(0, (blocks, self.cut.count, -1))
+            values = rows[:, self.cut.index].flatten(0, 1)
+        self.b.copy_(values)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """A and B for a forward pass: with `--overlap-param-gather` new values arrive when their modules are called."""

@@ -34,7 +34,8 @@ from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mindspeed_llm.core.lora.halves import Cut, Halves, mark
+from mindspeed_llm.core.lora.halves import Cut, Halves, initial_b, mark
+from mindspeed_llm.core.lora.local_learning import LocalRule
 
 Linear = ColumnParallelLinear | RowParallelLinear
 
@@ -98,8 +99,28 @@ class LoraLinear(nn.Module):
         self._fused = [fused] if fused is not None else []
         self._parts = sorted((parts or {}).items())
         assert bool(self._fused) != bool(self._parts)
+        self.local_rule: LocalRule | None = None
         for halves in self._halves:
             self._mark(halves)
+
+    def learn_locally(self, seed: int) -> None:
+        """Have the adapters learn from what passes through them instead of from gradients.
+
+        Args:
+            seed: of the initial B.
+        """
+        base = self.base_layer
+        assert not base.explicit_expert_comm, "the ranks' inputs are not those of one rank's tokens"
+        for halves in self._halves:
+            rank, outputs = halves.b.shape[1], halves.b.shape[0]
+            count = halves.cut.count if halves.cut.axis == 0 else 1
+            whole = initial_b(halves.name, seed, rank, outputs * count)
+            halves.begin_b(whole, blocks=2 if self.gated and self._fused else 1)
+        self.local_rule = LocalRule(
+            self._halves,
+            is_column=isinstance(base, ColumnParallelLinear),
+            sequence_parallel=base.sequence_parallel,
+        )
 
     @property
     def _halves(self) -> list[Halves]:
@@ -125,7 +146,8 @@ class LoraLinear(nn.Module):
 
     def _adapted(self, input_: Tensor) -> Tensor:
         base, halves = self.base_layer, self._halves
-        matrices = [each() for each in halves]
+        # Those of a local rule are fp32 whatever the model computes in.
+        matrices = [(a.to(input_.dtype), b.to(input_.dtype)) for a, b in (each() for each in halves)]
         a, bs = torch.cat([a for a, _ in matrices]), [b for _, b in matrices]
         group = base.tp_group
         if base.explicit_expert_comm:
@@ -135,11 +157,13 @@ class LoraLinear(nn.Module):
                 bs = [copy_to_tensor_model_parallel_region(b, group=group) for b in bs]
             short = linear(input_, a)
         else:
-            short = linear(input_, a)
+            own = linear(input_, a)
             if isinstance(base, ColumnParallelLinear):
-                short = to_rows(short, group, sequence_parallel=base.sequence_parallel)
+                short = to_rows(own, group, sequence_parallel=base.sequence_parallel)
             else:
-                short = from_columns(short, group, sequence_parallel=base.sequence_parallel)
+                short = own = from_columns(own, group, sequence_parallel=base.sequence_parallel)
+            if self.local_rule is not None:
+                self.local_rule.add(input_, own)
         # All adapters of a layer have one rank.
         outputs = [linear(each, b) for each, b in zip((short * self.scale).chunk(len(bs), dim=-1), bs, strict=True)]
         if self._fused:

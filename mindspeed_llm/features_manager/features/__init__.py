@@ -10,6 +10,7 @@ from mindspeed_llm.features_manager.features.fused_rmsnorm import FusedRmsnorm
 from mindspeed_llm.features_manager.features.fused_rotary import FusedRotary
 from mindspeed_llm.features_manager.features.fused_swiglu import FusedSwiglu
 from mindspeed_llm.features_manager.features.lora import Lora
+from mindspeed_llm.features_manager.features.lu_lora import LuLora
 from mindspeed_llm.features_manager.features.noop_layers import NoopLayers
 from mindspeed_llm.features_manager.features.num_layer_list import NumLayerList
 from mindspeed_llm.features_manager.features.overlapped_linears import OverlappedLinears
@@ -36,6 +37,7 @@ FEATURES: tuple[Feature, ...] = (
     RecomputeLayersPerStage(),
     ReuseFp32Param(),
     Lora(),
+    LuLora(),
     DeterministicMode(),
     Profiling(),
 )

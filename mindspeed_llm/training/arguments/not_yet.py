@@ -4,10 +4,6 @@ from __future__ import annotations
 
 _REINFORCED = "reward models and reinforcement learning are not available"
 _CUT = "a sample that is too long is cut to --seq-length, or left out where no answer remains; prompts are never cut"
-_LU_LORA = (
-    "LU-LoRA, which trains layers without backpropagation, is not available; --lora-target-modules trains adapters"
-)
-_LORA_EXPORT = "convert_ckpt_v2.py --save-lora-to-hf writes an adapter in PEFT's files after the run"
 _LORA_MORE = "adapters alone are trained, no modules beside them; leave it out, or train all weights"
 _LATENT = "multi-head latent attention is not available yet"
 _INDEXER = "the sparse indexer of DeepSeek-V3.2 and its successors is not available yet"
@@ -41,8 +37,6 @@ def _rows(reason: str, names: str) -> dict[str, str]:
 NOT_YET: dict[str, str] = {
     **_rows(_CUT, "no-cut-token"),
     **_rows("training reads token ids and labels alone", "dataset-additional-keys"),
-    **_rows(_LU_LORA, "lu-lora-final-layer-index lu-lora-lr lu-lora-lr-ratio"),
-    **_rows(_LORA_EXPORT, "save-lora-to-hf"),
     **_rows(_LORA_MORE, "lora-modules-to-save"),
     **_rows(
         _LATENT,

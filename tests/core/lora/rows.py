@@ -97,7 +97,7 @@ def _keeping_gradients(step: Any, micro: list[Any], model: Any, kept: list[dict[
 
     def stepping() -> Any:
         kept.extend(
-            {name: parameter.main_grad.clone() for name, parameter in adapter_parameters(module).items()}
+            {name: each.main_grad.clone() for name, each in adapter_parameters(module).items() if each.requires_grad}
             for module in model.modules
         )
         return original()

@@ -91,7 +91,7 @@ def test_flags_without_effect_are_reported_once_and_leave_nothing() -> None:
         ("--bf16=1", "--bf16 takes no value, found '1': the flag alone is enough"),
         ("--lr 1 2", "'2' belongs to no flag; a value with spaces must stand in quotes"),
         ("run.yaml", "'run.yaml' belongs to no flag; settings of this backend are flags, not files"),
-        ("--lu-lora-lr 8", "--lu-lora-lr is not available: LU-LoRA"),
+        ("--lu-lora-lr 0", "--lu-lora-lr: expected a number above 0, found '0'"),
         ("--multi-head-latent-attention", "--multi-latent-attention is not available: multi-head latent attention"),
         ("--optimizer muon", "--optimizer muon is not available: Muon is not available yet; use adam"),
         (
