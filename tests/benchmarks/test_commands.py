@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import lora_step
 from tests.support.runs import save_model, write_texts
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +66,24 @@ def test_mcore_step_with_sides_that_differ(model: Path) -> None:
     words = ["--model", str(model), "--sequence", "32", "--pairs", "1", "--parts", "speed", "--flags=--lr 1e-2"]
     with pytest.raises(AssertionError, match="the two do not compute the same"):
         run("-m", "benchmarks.mcore_step", *words)
+
+
+def test_lora_step(model: Path) -> None:
+    words = ["--model", str(model), "--sequence", "32", "--pairs", "1", "--runs", "1"]
+    printed = run("-m", "benchmarks.lora_step", *words)
+    of_all = r"^round \d: loss of peft with Trainer \d\.\d+, loss of FSDP2 \d\.\d+, loss of Megatron \d\.\d+$"
+    assert len(re.findall(of_all, printed, re.MULTILINE)) == 3, printed
+    for side in ("FSDP2", "Megatron"):
+        of_side = f"of {side} / peft with Trainer: median"
+        assert re.search(rf"^speed {of_side} .*; bar 1\.00 (holds|MISSED)$", printed, re.MULTILINE), printed
+        assert re.search(rf"^peak memory {of_side} .*; bar at most 1\.00 (holds|MISSED)$", printed, re.MULTILINE)
+
+
+def test_lora_step_with_sides_that_differ() -> None:
+    lora_step.check({"peft": 2.0, "fsdp2": 2.0001, "mcore": 1.9999})
+    for side in ("fsdp2", "mcore"):
+        with pytest.raises(SystemExit, match="the sides do not compute the same"):
+            lora_step.check({"peft": 2.0, "fsdp2": 2.0, "mcore": 2.0} | {side: 2.001})
 
 
 def test_save_overhead(model: Path, tmp_path: Path) -> None:
