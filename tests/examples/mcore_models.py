@@ -173,7 +173,62 @@ EXAMPLES: dict[str, Example] = {
         toy=Toy(name="mixtral", environment={"PP": "1", "EP": "2", "NNODES": "1"}),
     ),
 }
-"""Script below examples/mcore -> what it is for."""
+"""Pre-training script below examples/mcore -> what it is for."""
+
+_QWEN25_7B = Example(
+    ranks=8,
+    parameters=7_615_616_512,
+    config=_config(
+        "qwen2",
+        28,
+        3584,
+        18944,
+        28,
+        4,
+        vocab_size=152064,
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        tie_word_embeddings=False,
+    ),
+    toy=Toy(name="llama"),
+)
+_QWEN3_30B = "qwen3_moe/pretrain_qwen3_30b_a3b_4K_ptd"
+
+TUNING_EXAMPLES: dict[str, Example] = {
+    **{
+        f"qwen3/tune_qwen3_{size}_4K_{how}_ptd": EXAMPLES[f"qwen3/pretrain_qwen3_{size}_4K_ptd"]
+        for size in ("8b", "0point6b", "1point7b", "14b", "32b")
+        for how in ("full", "lora")
+    },
+    "qwen3_moe/dpo_qwen3_30b_a3b_4K_ptd": EXAMPLES[_QWEN3_30B],
+    "qwen3_moe/tune_qwen3_30b_a3b_4K_full_ptd": EXAMPLES[_QWEN3_30B],
+    "qwen3_moe/tune_qwen3_30b_a3b_4K_lora_ptd": EXAMPLES[_QWEN3_30B],
+    "qwen3_moe/tune_qwen3_235b_a22b_4k_full_A3_ptd": EXAMPLES["qwen3_moe/pretrain_qwen3_235b_a22b_4k_A3_ptd"],
+    "qwen25/tune_qwen25_7b_4k_full_ptd": _QWEN25_7B,
+    "qwen25/tune_qwen25_7b_4k_lora_ptd": _QWEN25_7B,
+}
+"""The same for fine-tuning and preference optimisation."""
+
+LLAMA2 = Example(
+    ranks=8,
+    parameters=6_738_415_616,
+    config=_config(
+        "llama",
+        32,
+        4096,
+        11008,
+        32,
+        32,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+    ),
+    toy=Toy(name="llama", environment={"FINAL_LOCAL_LAYER": "1"}, flags="--group-query-attention"),
+)
+"""Llama-2-7B, which has a script for fine-tuning alone."""
 
 # The sizes of the toys as flags; of a flag given twice the last one counts.
 TOY_FLAGS = (
@@ -198,7 +253,7 @@ def save_config(example: Example, folder: Path) -> Path:
 
 def build_example_toy(example: Example) -> PreTrainedModel:
     """The toy of the script's family, with what its flags say about positions and norms."""
-    same = {name: example.config[name] for name in ("rope_parameters", "rms_norm_eps")}
+    same = {name: example.config[name] for name in ("model_type", "rope_parameters", "rms_norm_eps")}
     if "norm_topk_prob" in example.config:
         same["norm_topk_prob"] = example.config["norm_topk_prob"]
     name = example.toy.name

@@ -30,7 +30,7 @@ MASTER_PORT="${MASTER_PORT:-6000}"
 # append --handler-name AlpacaStyleInstructionHandler (--enable-thinking true trains on thoughts, too).
 DATA_PATH="${DATA_PATH:-./finetune_dataset/alpaca}"
 TOKENIZER_PATH="${TOKENIZER_PATH:-./model_from_hf/qwen3_hf/}"
-# Where the weights of the model come from, which stay as they are: a Hugging Face directory, or a folder of checkpoints.
+# Where the model's weights come from, which stay as they are: a Hugging Face directory, or a folder of checkpoints.
 # To go on with a run, LORA_LOAD_DIR is its CKPT_SAVE_DIR.
 CKPT_LOAD_DIR="${CKPT_LOAD_DIR:-./model_from_hf/qwen3_hf/}"
 CKPT_SAVE_DIR="${CKPT_SAVE_DIR:-./ckpt/qwen3_8b_lora/}"

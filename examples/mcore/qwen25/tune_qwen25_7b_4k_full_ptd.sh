@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Fine-tune all weights of Qwen2.5-7B on 8 devices (TP 1, PP 2); Ascend NPU or CUDA.
+#   bash examples/mcore/qwen25/tune_qwen25_7b_4k_full_ptd.sh [more flags of posttrain_gpt.py ...]
+# Environment: NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, DATA_PATH, TOKENIZER_PATH, CKPT_LOAD_DIR,
+# CKPT_SAVE_DIR, FINETUNE, TP, PP, MBS, GBS, SEQ_LENGTH, TRAIN_ITERS. Of a flag given twice the last one counts: append
+# what shall differ, --check too. Relative paths start at the root of the repository.
+# The same in short, with all sizes of the model from its config.json:
+#   torchrun --nproc_per_node 8 posttrain_gpt.py --stage sft --model-from-hf ./model_from_hf/qwen25_hf/ \
+#       --load ./model_from_hf/qwen25_hf/ --finetune --data-path ./finetune_dataset/alpaca --split 100,0,0 \
+#       --prompt-type qwen --no-pad-to-seq-lengths --pipeline-model-parallel-size 2 --bf16 --seq-length 4096 \
+#       --micro-batch-size 1 --global-batch-size 64 --train-iters 2000 --lr 1.25e-6 --min-lr 1.25e-7 \
+#       --lr-decay-style cosine --lr-warmup-fraction 0.01 --weight-decay 0.1 --adam-beta2 0.95 --attention-dropout 0 \
+#       --hidden-dropout 0 --use-flash-attn --use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb \
+#       --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --reuse-fp32-param --eval-iters 0 \
+#       --log-interval 1 --save ./ckpt/qwen25_7b_sft/ --ckpt-format torch
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+source examples/mcore/env_config.sh
+
+NPUS_PER_NODE="${NPUS_PER_NODE:-8}"
+NNODES="${NNODES:-1}"
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-localhost}"
+MASTER_PORT="${MASTER_PORT:-6000}"
+
+# Samples: the prefix that data_convert_qwen25_instruction.sh writes. Or a file of records, which is preprocessed once:
+# append --handler-name AlpacaStyleInstructionHandler.
+DATA_PATH="${DATA_PATH:-./finetune_dataset/alpaca}"
+TOKENIZER_PATH="${TOKENIZER_PATH:-./model_from_hf/qwen25_hf/}"
+# Where weights come from: a Hugging Face directory, or a folder of checkpoints, of which FINETUNE takes the weights
+# alone. To go on with a run name CKPT_SAVE_DIR, and empty FINETUNE.
+CKPT_LOAD_DIR="${CKPT_LOAD_DIR:-./model_from_hf/qwen25_hf/}"
+CKPT_SAVE_DIR="${CKPT_SAVE_DIR:-./ckpt/qwen25_7b_sft/}"
+FINETUNE="${FINETUNE---finetune}"
+
+TP="${TP:-1}"
+PP="${PP:-2}"
+MBS="${MBS:-1}"
+GBS="${GBS:-64}"
+SEQ_LENGTH="${SEQ_LENGTH:-4096}"
+TRAIN_ITERS="${TRAIN_ITERS:-2000}"
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" --node_rank "$NODE_RANK"
+    --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"
+)
+
+MODEL_PARALLEL_ARGS=(
+    --tensor-model-parallel-size "$TP"
+    --pipeline-model-parallel-size "$PP"
+)
+
+GPT_ARGS=(
+    --num-layers 28 --hidden-size 3584 --ffn-hidden-size 18944
+    --num-attention-heads 28 --group-query-attention --num-query-groups 4 --kv-channels 128
+    --padded-vocab-size 152064 --max-position-embeddings 32768
+    --position-embedding-type rope --rotary-base 1000000
+    --normalization RMSNorm --norm-epsilon 1e-6
+    --swiglu --disable-bias-linear --add-qkv-bias
+    --untie-embeddings-and-output-weights
+    --attention-softmax-in-fp32 --attention-dropout 0.0 --hidden-dropout 0.0
+    --init-method-std 0.01
+)
+
+OPTIMIZE_ARGS=(
+    --use-flash-attn --use-fused-rotary-pos-emb --use-fused-swiglu --use-fused-rmsnorm
+    --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --reuse-fp32-param
+)
+
+TRAIN_ARGS=(
+    --micro-batch-size "$MBS" --global-batch-size "$GBS" --seq-length "$SEQ_LENGTH"
+    --train-iters "$TRAIN_ITERS" --seed 42 --bf16
+    --lr 1.25e-6 --min-lr 1.25e-7 --lr-decay-style cosine --lr-warmup-fraction 0.01
+    --weight-decay 1e-1 --clip-grad 1.0 --adam-beta1 0.9 --adam-beta2 0.95
+)
+
+TUNE_ARGS=(
+    --stage sft --is-instruction-dataset --prompt-type qwen --no-pad-to-seq-lengths
+)
+
+DATA_ARGS=(
+    --data-path "$DATA_PATH" --split "100,0,0"
+    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path "$TOKENIZER_PATH"
+)
+
+OUTPUT_ARGS=(
+    --save "$CKPT_SAVE_DIR" --save-interval 2000 --ckpt-format torch
+    --log-interval 1 --eval-iters 0 --load "$CKPT_LOAD_DIR"
+)
+
+if [[ -n "$FINETUNE" ]]; then
+    OUTPUT_ARGS+=("$FINETUNE")
+fi
+
+mkdir -p logs
+# pipefail: the exit code is torchrun's, not tee's.
+torchrun "${DISTRIBUTED_ARGS[@]}" posttrain_gpt.py \
+    "${MODEL_PARALLEL_ARGS[@]}" \
+    "${GPT_ARGS[@]}" \
+    "${OPTIMIZE_ARGS[@]}" \
+    "${TRAIN_ARGS[@]}" \
+    "${TUNE_ARGS[@]}" \
+    "${DATA_ARGS[@]}" \
+    "${OUTPUT_ARGS[@]}" \
+    "$@" 2>&1 | tee "logs/tune_qwen25_7b_4k_full_ptd_$(date +%Y%m%d_%H%M%S).log"

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Train Qwen3-30B-A3B on preference pairs (DPO) on 2 nodes of 8 devices (TP 1, PP 2, EP 8); Ascend NPU or CUDA.
+#   bash examples/mcore/qwen3_moe/dpo_qwen3_30b_a3b_4K_ptd.sh [more flags of posttrain_gpt.py ...]
+# Environment: NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, DATA_PATH, TOKENIZER_PATH, CKPT_LOAD_DIR,
+# CKPT_SAVE_DIR, FINETUNE, REF_MODEL, TP, PP, EP, MBS, GBS, SEQ_LENGTH, TRAIN_ITERS. Of a flag given twice the last
+# one counts: append what shall differ, --check too. Relative paths start at the root of the repository.
+# The same in short, with all sizes of the model from its config.json:
+#   torchrun --nproc_per_node 8 --nnodes 2 --node_rank 0 --master_addr HOST --master_port 6000 posttrain_gpt.py \
+#       --stage dpo --is-pairwise-dataset --model-from-hf ./model_from_hf/qwen3_moe_hf/ \
+#       --load ./model_from_hf/qwen3_moe_hf/ --finetune --data-path ./finetune_dataset/orca_rlhf --split 100,0,0 \
+#       --no-shuffle --no-pad-to-seq-lengths --dpo-loss-type sigmoid --dpo-beta 0.1 --pipeline-model-parallel-size 2 \
+#       --expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --bf16 \
+#       --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --train-iters 2000 --lr 1.25e-6 --min-lr 1.25e-7 \
+#       --lr-decay-style cosine --lr-warmup-fraction 0.01 --weight-decay 0.1 --adam-beta2 0.95 --attention-dropout 0 \
+#       --hidden-dropout 0 --use-flash-attn --use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb \
+#       --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather --recompute-granularity full \
+#       --recompute-method uniform --recompute-num-layers 1 --eval-iters 0 --log-interval 1 \
+#       --save ./ckpt/qwen3_30b_a3b_dpo/ --ckpt-format torch
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+source examples/mcore/env_config.sh
+
+NPUS_PER_NODE="${NPUS_PER_NODE:-8}"
+NNODES="${NNODES:-2}"
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-localhost}"
+MASTER_PORT="${MASTER_PORT:-6000}"
+
+# Pairs: the prefix that data_convert_qwen3_moe_pairwise.sh writes. Or a file of records, which is preprocessed once:
+# append --handler-name AlpacaStylePairwiseHandler --prompt-type qwen3 (and --map-keys, see that script).
+DATA_PATH="${DATA_PATH:-./finetune_dataset/orca_rlhf}"
+TOKENIZER_PATH="${TOKENIZER_PATH:-./model_from_hf/qwen3_moe_hf/}"
+# Where weights come from: a Hugging Face directory, or a folder of checkpoints, of which FINETUNE takes the weights
+# alone. To go on with a run name CKPT_SAVE_DIR, and empty FINETUNE; REF_MODEL is then what it began with.
+CKPT_LOAD_DIR="${CKPT_LOAD_DIR:-./model_from_hf/qwen3_moe_hf/}"
+CKPT_SAVE_DIR="${CKPT_SAVE_DIR:-./ckpt/qwen3_30b_a3b_dpo/}"
+FINETUNE="${FINETUNE---finetune}"
+# The model that the trained one is compared with. Empty: the one of CKPT_LOAD_DIR.
+REF_MODEL="${REF_MODEL:-}"
+
+TP="${TP:-1}"
+PP="${PP:-2}"
+EP="${EP:-8}"
+MBS="${MBS:-1}"
+GBS="${GBS:-64}"
+SEQ_LENGTH="${SEQ_LENGTH:-4096}"
+TRAIN_ITERS="${TRAIN_ITERS:-2000}"
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" --node_rank "$NODE_RANK"
+    --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"
+)
+
+MODEL_PARALLEL_ARGS=(
+    --tensor-model-parallel-size "$TP"
+    --pipeline-model-parallel-size "$PP"
+    --expert-model-parallel-size "$EP"
+)
+
+GPT_ARGS=(
+    --spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec
+    --num-layers 48 --hidden-size 2048 --ffn-hidden-size 6144
+    --num-attention-heads 32 --group-query-attention --num-query-groups 4 --kv-channels 128
+    --padded-vocab-size 151936 --max-position-embeddings 40960
+    --position-embedding-type rope --rotary-base 1000000
+    --normalization RMSNorm --norm-epsilon 1e-6 --qk-layernorm
+    --swiglu --disable-bias-linear
+    --untie-embeddings-and-output-weights
+    --attention-softmax-in-fp32 --attention-dropout 0.0 --hidden-dropout 0.0
+    --init-method-std 0.01
+)
+
+MOE_ARGS=(
+    --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768
+    --norm-topk-prob
+    --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.001
+    --moe-token-dispatcher-type alltoall --moe-grouped-gemm
+)
+
+OPTIMIZE_ARGS=(
+    --use-flash-attn --use-fused-rotary-pos-emb --use-fused-swiglu --use-fused-rmsnorm
+    --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+)
+
+TRAIN_ARGS=(
+    --micro-batch-size "$MBS" --global-batch-size "$GBS" --seq-length "$SEQ_LENGTH"
+    --train-iters "$TRAIN_ITERS" --seed 42 --bf16
+    --lr 1.25e-6 --min-lr 1.25e-7 --lr-decay-style cosine --lr-warmup-fraction 0.01
+    --weight-decay 1e-1 --clip-grad 1.0 --adam-beta1 0.9 --adam-beta2 0.95
+)
+
+TUNE_ARGS=(
+    --stage dpo --is-pairwise-dataset --no-shuffle --no-pad-to-seq-lengths
+    --dpo-loss-type sigmoid --dpo-beta 0.1
+)
+
+DATA_ARGS=(
+    --data-path "$DATA_PATH" --split "100,0,0"
+    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path "$TOKENIZER_PATH"
+)
+
+OUTPUT_ARGS=(
+    --save "$CKPT_SAVE_DIR" --save-interval 2000 --ckpt-format torch
+    --log-interval 1 --eval-iters 0 --load "$CKPT_LOAD_DIR"
+)
+
+if [[ -n "$FINETUNE" ]]; then
+    OUTPUT_ARGS+=("$FINETUNE")
+fi
+if [[ -n "$REF_MODEL" ]]; then
+    OUTPUT_ARGS+=(--ref-model "$REF_MODEL")
+fi
+
+mkdir -p logs
+# pipefail: the exit code is torchrun's, not tee's.
+torchrun "${DISTRIBUTED_ARGS[@]}" posttrain_gpt.py \
+    "${MODEL_PARALLEL_ARGS[@]}" \
+    "${GPT_ARGS[@]}" \
+    "${MOE_ARGS[@]}" \
+    "${OPTIMIZE_ARGS[@]}" \
+    "${TRAIN_ARGS[@]}" \
+    "${TUNE_ARGS[@]}" \
+    "${DATA_ARGS[@]}" \
+    "${OUTPUT_ARGS[@]}" \
+    "$@" 2>&1 | tee "logs/dpo_qwen3_30b_a3b_4K_ptd_$(date +%Y%m%d_%H%M%S).log"
