@@ -19,11 +19,10 @@ from mindspeed_llm.tasks.checkpoint.adapter import FLOATS, Adapter, adapter_mode
 from mindspeed_llm.tasks.checkpoint.boxes import Box, take
 from mindspeed_llm.tasks.checkpoint.layout import Topology, ranks
 from mindspeed_llm.tasks.checkpoint.lora import Place, places
-from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, numbers, topology_of
+from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory, RankTensor, numbers, topology_of
 from mindspeed_llm.tasks.checkpoint.model import Model
 from mindspeed_llm.tasks.checkpoint.sources import MgSource, WithCopies
 from mindspeed_llm.tasks.checkpoint.tables import Family
-from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
 
 _OF_ADAPTER = re.compile(r"(^|[._])lora_")
 _HALF = re.compile(r".+(\.lora_(?P<half>[AB])\.default\.weight|\.weight[12]_lora_(?P<grouped>[ab]))")
@@ -199,7 +198,7 @@ def _inside_layer(key: str, family: Family) -> str | None:
     return None
 
 
-def _check_halves(where: str, model: Mapping[str, StoredTensor]) -> None:
+def _check_halves(where: str, model: Mapping[str, RankTensor]) -> None:
     for key in sorted(model):
         if (found := _HALF.fullmatch(key)) is not None:
             start, end = found.span("half" if found["half"] else "grouped")

@@ -17,6 +17,7 @@ from mindspeed_llm.tasks.checkpoint.copies import refuse_second_head, say_lost_v
 from mindspeed_llm.tasks.checkpoint.earlier import earlier_files
 from mindspeed_llm.tasks.checkpoint.fill import OpenFile, fill
 from mindspeed_llm.tasks.checkpoint.load import load
+from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory
 from mindspeed_llm.tasks.checkpoint.model import bind
 from mindspeed_llm.tasks.checkpoint.plan import TargetFile
 from mindspeed_llm.tasks.checkpoint.prepare import (
@@ -36,14 +37,19 @@ from mindspeed_llm.tasks.checkpoint.verify import Verified, forget_cached, verif
 from mindspeed_llm.tasks.checkpoint.write_back import WriteBack
 
 
-def convert(request: ConversionRequest, *, progress: Progress | None = None) -> Conversion:
+def convert(
+    request: ConversionRequest, *, progress: Progress | None = None, held: MgDirectory | None = None
+) -> Conversion:
     """Do what is asked: plan, write to a temporary folder, verify, publish.
+
+    Args:
+        held: the checkpoint of `load_dir`, where that is in memory; for `verify` sample or none.
 
     Raises:
         UserError: what is asked for cannot be done, or the output is not what it should be; nothing is left behind.
     """
     started = time.perf_counter(), time.process_time()
-    conversion = prepare(request)
+    conversion = prepare(request, held)
     if request.verify == "full":
         check_source(request.load_dir, request.load_model_type, workers=request.workers)
         if request.lora_load is not None:

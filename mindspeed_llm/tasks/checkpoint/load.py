@@ -51,13 +51,16 @@ class Loaded:
     """Compares values of the adapter's files, and in full those of weights that stand beside it, if told to."""
 
 
-def load(request: ConversionRequest) -> Loaded:
+def load(request: ConversionRequest, held: MgDirectory | None = None) -> Loaded:
     """Open the source: read configuration, headers and arguments, no values but the scales of quantised weights.
+
+    Args:
+        held: the checkpoint of `load_dir`, where that is in memory.
 
     Raises:
         UserError: see the readers.
     """
-    return _load_hf(request) if request.load_model_type == "hf" else _load_mg(request)
+    return _load_hf(request) if request.load_model_type == "hf" else _load_mg(request, held)
 
 
 def _load_hf(request: ConversionRequest) -> Loaded:
@@ -99,8 +102,8 @@ def _load_hf(request: ConversionRequest) -> Loaded:
     return _merged(loaded, open_wanted(request, family, settings), expected)
 
 
-def _load_mg(request: ConversionRequest) -> Loaded:
-    directory = everything = MgDirectory(request.load_dir)
+def _load_mg(request: ConversionRequest, held: MgDirectory | None) -> Loaded:
+    directory = everything = MgDirectory(request.load_dir) if held is None else held
     arguments = dict(directory.arguments) | dict(request.settings)
     adapted = has_adapter(everything)
     if adapted:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.layout import Rank, Topology, blocks
@@ -22,13 +24,28 @@ RANK_FILE = "model_optim_rng.pt"
 _NO_WEIGHTS = ("._extra_state", "rotary_pos_emb.inv_freq", "rotary_emb.inv_freq")
 
 
+class RankTensor(Protocol):
+    """A tensor of a rank, in a file or in memory."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its values."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape on this rank."""
+
+    def view(self) -> torch.Tensor:
+        """Its values."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankFile:
     """One rank's file: its models by key (`model`, or `model0`, ...), each with its tensors by key."""
 
     path: Path
     arguments: Mapping[str, Any]
-    models: Mapping[str, Mapping[str, StoredTensor]]
+    models: Mapping[str, Mapping[str, RankTensor]]
 
 
 class MgDirectory:
@@ -68,8 +85,12 @@ class MgDirectory:
     def files(self) -> Iterator[RankFile]:
         """All rank files that are there."""
         for folder in self.rank_folders:
-            if (folder / RANK_FILE).is_file():
+            if self.is_there(folder):
                 yield self._open(folder)
+
+    def is_there(self, folder: Path) -> bool:
+        """Whether the file of one of `rank_folders` is there."""
+        return (folder / RANK_FILE).is_file()
 
     def keys(self) -> Iterable[str]:
         """The keys of the first rank's tensors, to tell storage layouts apart."""
@@ -86,6 +107,10 @@ class _View(MgDirectory):
         self._directory, self._rename = directory, rename
         self._files = {}
 
+    def is_there(self, folder: Path) -> bool:
+        """See `MgDirectory`."""
+        return self._directory.is_there(folder)
+
     def _open(self, folder: Path) -> RankFile:
         path = folder / RANK_FILE
         if path not in self._files:
@@ -95,8 +120,8 @@ class _View(MgDirectory):
             )
         return self._files[path]
 
-    def _renamed(self, path: Path, model: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        found: dict[str, StoredTensor] = {}
+    def _renamed(self, path: Path, model: Mapping[str, RankTensor]) -> dict[str, RankTensor]:
+        found: dict[str, RankTensor] = {}
         for key, tensor in model.items():
             name = self._rename(key)
             if name in found:

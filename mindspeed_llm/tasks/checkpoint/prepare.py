@@ -16,6 +16,7 @@ from mindspeed_llm.tasks.checkpoint.adapter import Adapter, check_complete, in_f
 from mindspeed_llm.tasks.checkpoint.arguments import config_of_layers, of_layers, to_hf_config, to_megatron
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.load import Loaded, load
+from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory
 from mindspeed_llm.tasks.checkpoint.model import Model, bind
 from mindspeed_llm.tasks.checkpoint.peft_files import peft_config, to_peft
 from mindspeed_llm.tasks.checkpoint.plan import Plan, plan_hf, plan_mg
@@ -46,8 +47,11 @@ class Conversion:
         return None if adapter is None else summary(adapter, merged=not self.loaded.alone)
 
 
-def prepare(request: ConversionRequest) -> Conversion:
+def prepare(request: ConversionRequest, held: MgDirectory | None = None) -> Conversion:
     """Open the source and make the whole plan; nothing is written.
+
+    Args:
+        held: the checkpoint of `load_dir`, where that is in memory.
 
     Raises:
         UserError: what is asked for cannot be done; says why.
@@ -62,7 +66,7 @@ def prepare(request: ConversionRequest) -> Conversion:
                 f"{flag} {folder} is in --save-dir {request.save_dir}, where --overwrite would remove it; choose "
                 "another folder"
             )
-    loaded = load(request)
+    loaded = load(request, held)
     refuse_unused(request, loaded)
     dtype = _DTYPES[request.params_dtype] if request.params_dtype else None
     if loaded.alone and loaded.adapter is not None:

@@ -17,10 +17,9 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.boxes import Box, Piece, gap, intersect, take
 from mindspeed_llm.tasks.checkpoint.hf_reader import StoredHf
 from mindspeed_llm.tasks.checkpoint.layout import Rank, ranks
-from mindspeed_llm.tasks.checkpoint.mg_reader import MgDirectory
+from mindspeed_llm.tasks.checkpoint.mg_reader import RANK_FILE, MgDirectory, RankTensor
 from mindspeed_llm.tasks.checkpoint.model import HfTensor, MgTensor, Model
 from mindspeed_llm.tasks.checkpoint.replicas import Replica
-from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ class HfSource:
 @dataclass(frozen=True, slots=True)
 class _Located:
     piece: Piece
-    tensor: StoredTensor
+    tensor: RankTensor
     view: tuple[int, ...]
     file: str
     key: str
@@ -113,6 +112,7 @@ class MgSource:
     """
 
     def __init__(self, directory: MgDirectory, model: Model, *, mixed: bool = False) -> None:
+        self._folder = directory.folder
         self._at: dict[str, list[_Located]] = {}
         self._replicas: list[tuple[str, _Located, _Located]] = []
         found: dict[str, dict[Box, _Located]] = {}
@@ -156,11 +156,14 @@ class MgSource:
         def values(located: _Located) -> torch.Tensor:
             return located.piece.as_hf(take(located.tensor.view().view(located.view), located.piece.mg_box))
 
+        def where(located: _Located) -> str:
+            return f"{self._folder / located.file / RANK_FILE}: {located.key}"
+
         return [
             Replica(
                 name=name,
-                first=f"{first.tensor.file.path}: {first.key}",
-                other=f"{other.tensor.file.path}: {other.key}",
+                first=where(first),
+                other=where(other),
                 views=lambda first=first, other=other: (values(first), values(other)),
             )
             for name, first, other in self._replicas
@@ -183,7 +186,7 @@ def _several_dtypes(directory: MgDirectory, name: str, one: _Located, other: _Lo
     )
 
 
-def _rank_tensors(directory: MgDirectory, model: Model, rank: Rank) -> Iterator[tuple[MgTensor, StoredTensor, str]]:
+def _rank_tensors(directory: MgDirectory, model: Model, rank: Rank) -> Iterator[tuple[MgTensor, RankTensor, str]]:
     """The tensors of a rank with their places in its file, which must hold just them."""
     file = directory.file(rank, model.topology)
     left = {(chunk, key) for chunk, tensors in file.models.items() for key in tensors}
