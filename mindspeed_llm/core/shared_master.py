@@ -29,6 +29,17 @@ PORTION = 64 * 2**20
 """Elements whose masters are in memory at once during a step, unless one parameter has more."""
 
 
+def optimizer_parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """The optimizers of a chain, without those that have no parameter on any rank of the world: where adapters alone
+    are trained there may be none among experts, or none beside them.
+
+    megatron-core aligns groups of parameters over all ranks: a rank without any parameter of a group that other ranks
+    have still has an optimizer for it, so that the list has the same parts on every rank.
+    """
+    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    return [part for part in chain if part.optimizer is not None]
+
+
 def share_masters(optimizer: MegatronOptimizer) -> None:
     """Make the masters of an optimizer that megatron-core has built share their upper halves with the parameters.
 
@@ -37,7 +48,7 @@ def share_masters(optimizer: MegatronOptimizer) -> None:
     Args:
         optimizer: of a bf16 model; distributed or not, before its first step.
     """
-    for part in _parts(optimizer):
+    for part in optimizer_parts(optimizer):
         if isinstance(part, DistributedOptimizer):
             part.__class__ = _SharingDistributedOptimizer
         else:
@@ -57,7 +68,7 @@ def masters_in_fp32(optimizer: MegatronOptimizer, *, changed: bool = False) -> I
         changed: masters are written within, so that parameters follow at the end, on all data-parallel ranks (which is
             a collective of them then).
     """
-    sharing = [part for part in _parts(optimizer) if isinstance(part, _SharingOptimizer)]
+    sharing = [part for part in optimizer_parts(optimizer) if isinstance(part, _SharingOptimizer)]
     with contextlib.ExitStack() as stack:
         for part in sharing:
             stack.enter_context(part.masters_in_fp32(changed=changed))
@@ -96,12 +107,6 @@ def _halves(master: Tensor) -> tuple[Tensor, ...]:
 
 def _bits(parameter: Tensor) -> Tensor:
     return parameter.view(-1).view(torch.int16)
-
-
-def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    # A part without parameters, as of experts or of all else where adapters alone are trained, is empty.
-    return [part for part in chain if part.optimizer is not None]
 
 
 class _SharedMaster:

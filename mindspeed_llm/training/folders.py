@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.training.checkpointing.layout import TRACKER, iterations_in
 
-_WRITTEN = ("save", "metrics_dir", "tensorboard_dir", "data_cache_path")
+_WRITTEN = ("save", "metrics_dir", "tensorboard_dir", "data_cache_path", "hf_save_dir")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -17,7 +20,7 @@ def check_folders(args: Namespace) -> None:
     """Check `--load` and the folders that are written to.
 
     Raises:
-        UserError: a folder cannot be written to, or see `hf_directory`, or `--load` names nothing.
+        UserError: a folder cannot be written to, or see `hf_directory` and `export_config`, or `--load` names nothing.
     """
     for name in _WRITTEN:
         folder = getattr(args, name)
@@ -25,6 +28,7 @@ def check_folders(args: Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} {folder} cannot be written: {reason}; name another folder")
     hf_directory(args)
     _check_adapters(args)
+    _check_export(args)
     if args.load is None:
         return
     load = Path(args.load)
@@ -49,6 +53,37 @@ def _check_adapters(args: Namespace) -> None:
             f"--lora-load {folder}: expected a folder with checkpoints of a LoRA run, or with PEFT's files; leave it "
             "out to start with new adapters"
         )
+
+
+def _check_export(args: Namespace) -> None:
+    if not args.save_lora_to_hf:
+        return
+    export_config(args)
+    if args.hf_save_dir is not None and Path(args.hf_save_dir).resolve() == Path(args.save).resolve():
+        raise UserError(
+            f"--hf-save-dir {args.hf_save_dir} is the folder of --save, whose checkpoints have the same names; leave "
+            "--hf-save-dir out, or name another folder"
+        )
+
+
+def export_config(args: Namespace) -> Path:
+    """The folder of the Hugging Face model whose layers `--save-lora-to-hf` names.
+
+    Raises:
+        UserError: no flag says it, or it has no config.json.
+    """
+    named = (("--hf-cfg-dir", args.hf_cfg_dir), ("--load", hf_directory(args)), ("--model-from-hf", args.model_from_hf))
+    flag, folder = next(((flag, Path(folder)) for flag, folder in named if folder is not None), ("", None))
+    if folder is None:
+        raise UserError(
+            "--save-lora-to-hf names layers as the Hugging Face model does, and --load is no Hugging Face directory; "
+            "give the folder with its config.json to --hf-cfg-dir"
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{flag} {folder} has no config.json, by which --save-lora-to-hf names layers; name another one"
+        )
+    return folder
 
 
 def hf_directory(args: Namespace) -> Path | None:
@@ -76,3 +111,21 @@ def hf_directory(args: Namespace) -> Path | None:
             "--load out to start from initial weights"
         )
     return None
+
+
+@contextlib.contextmanager
+def in_words_of(given: Mapping[str, str]) -> Iterator[None]:
+    """Let messages about what is loaded name the flags that the user has given.
+
+    Args:
+        given: a flag that a message may name -> the one that the user has given for it.
+
+    Raises:
+        UserError: the one raised inside, reworded.
+    """
+    try:
+        yield
+    except UserError as error:
+        # A flag may be the end or the beginning of another one.
+        flags = re.compile("|".join(rf"(?<![\w-]){re.escape(flag)}(?![\w-])" for flag in given))
+        raise UserError(flags.sub(lambda found: given[found[0]], str(error))) from error

@@ -51,7 +51,7 @@ def pretrain(args: Namespace, task: Task | None = None) -> int:
 
 def _train(args: Namespace, task: Task) -> int:
     # After `initialize`: these import megatron-core, which looks for a device when it is imported.
-    from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
+    from mindspeed_llm.training.checkpointing import check_adapter_export, load_checkpoint, save_checkpoint
     from mindspeed_llm.training.data.batches import Batch
     from mindspeed_llm.training.data.datasets import Progress, Samples
     from mindspeed_llm.training.data.iterator import consumed_valid_samples, eval_batches, train_batches
@@ -69,6 +69,8 @@ def _train(args: Namespace, task: Task) -> int:
     state = (load_checkpoint(args, model) if goes_on else None) or TrainState()
     progress = None
     if state.iteration:
+    if args.save_lora_to_hf:
+        check_adapter_export(args, model)
         progress = Progress(
             iteration=state.iteration, consumed_samples=state.consumed_train_samples, layouts=state.data_layouts
         )

@@ -44,7 +44,7 @@ def is_ours(command: Command) -> bool:
         case ["bash", script, *_]:
             return SCRIPT.fullmatch(script) is not None
         case ["python", "convert_ckpt_v2.py", *arguments]:
-            return (value_of(arguments, "--load-dir") or "").startswith(OUTPUT)
+            return any((value_of(arguments, flag) or "").startswith(OUTPUT) for flag in ("--load-dir", "--lora-load"))
     return False
 
 
@@ -92,7 +92,8 @@ class Pretrained:
         assert arguments is not None
         if command.text not in self._trained:
             self._trained.add(command.text)
-            self._provide(value_of(arguments, "--load"), before=command)
+            for flag in ("--load", "--lora-load"):
+                self._provide(value_of(arguments, flag), before=command)
             ranks = num_ranks(command)
             assert ranks <= MAX_RANKS, "more ranks than the pool has: the page should only check it"
             codes = self._pool.run(
@@ -115,7 +116,8 @@ class Pretrained:
             else:
                 from mindspeed_llm.tasks.checkpoint.main import main
 
-                self._provide(value_of(arguments, "--load-dir"), before=command)
+                for flag in ("--load-dir", "--lora-load"):
+                    self._provide(value_of(arguments, flag), before=command)
                 arguments = arguments[arguments.index("convert_ckpt_v2.py") + 1 :]
             printed, before = io.StringIO(), os.getcwd()
             os.chdir(self.folder)

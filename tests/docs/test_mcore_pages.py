@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig
@@ -20,6 +21,7 @@ from mindspeed_llm.training.main import main
 from tests.docs.pages import ROOT, Command, all_commands, blocks
 from tests.docs.preprocessing import value_of
 from tests.docs.pretraining import (
+    OUTPUT,
     PRINTING,
     SHORTER,
     Pretrained,
@@ -29,6 +31,7 @@ from tests.docs.pretraining import (
 )
 from tests.support.pool import RankPool
 
+LORA = [ROOT / "docs" / language / "mcore_lora.md" for language in ("en", "zh")]
 GUIDES = [ROOT / "docs" / language / "mcore_guide.md" for language in ("en", "zh")]
 FINETUNE = [ROOT / "docs" / language / "mcore_finetune.md" for language in ("en", "zh")]
 COMMANDS = [command for command in all_commands() if is_ours(command)]
@@ -101,10 +104,36 @@ def test_training(command: Command, pretrained: Pretrained) -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("command", CONVERSIONS, ids=ids(CONVERSIONS))
 def test_conversion(command: Command, pretrained: Pretrained) -> None:
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
     pretrained.print(command)
-    AutoModelForCausalLM.from_pretrained(pretrained.folder / (value_of(list(command.words), "--save-dir") or ""))
+    written = pretrained.folder / (value_of(list(command.words), "--save-dir") or "")
+    if "--save-lora-to-hf" not in command.words:
+        AutoModelForCausalLM.from_pretrained(written)
+        return
+    base = AutoModelForCausalLM.from_pretrained(
+        pretrained.folder / (value_of(list(command.words), "--hf-cfg-dir") or "")
+    )
+    assert PeftModel.from_pretrained(base, written).peft_config["default"].r == 8
+
+
+@pytest.mark.distributed
+def test_peft_loads_what_a_run_has_written(pretrained: Pretrained, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {body for page in LORA for body in blocks(page, "python")}
+    assert found
+    monkeypatch.chdir(pretrained.folder)
+    for body in found:
+        # The command above it, shortened.
+        [run] = re.findall(rf"{OUTPUT}\w+(?=/iter_0)", body)
+        [command, *_] = [each for each in TRAINING if value_of(ARGUMENTS[each.text] or [], "--save") == run]
+        steps = int(value_of(ARGUMENTS[command.text] or [], "--train-iters") or 0)
+        pretrained.train(command)
+        names: dict[str, Any] = {}
+        exec(body.replace(f"iter_{steps:07d}", f"iter_{steps // SHORTER:07d}"), names)
+        halves = [value for name, value in names["model"].named_parameters() if ".lora_B." in name]
+        # B begins with zeros.
+        assert halves and all(half.any() for half in halves)
 
 
 @pytest.mark.parametrize("command", SCRIPTS, ids=ids(SCRIPTS))
@@ -115,7 +144,7 @@ def test_script(command: Command) -> None:
     assert {word for word in command.words[2:] if word.startswith("--")} <= FLAGS
 
 
-@pytest.mark.parametrize("page", [*GUIDES, *FINETUNE], ids=["en", "zh", "finetune_en", "finetune_zh"])
+@pytest.mark.parametrize("page", [*GUIDES, *FINETUNE, *LORA], ids=lambda page: f"{page.stem}_{page.parent.name}")
 def test_flags_of_the_page_exist(page: Path) -> None:
     known = {*FLAGS, *NOT_YET, *ALIASES, *DEPRECATED}
     found = re.findall(r"`(--[a-z][\w-]*)", page.read_text(encoding="utf-8"))

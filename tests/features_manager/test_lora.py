@@ -41,10 +41,18 @@ def test_flags_without_targets_are_named() -> None:
         (f"{_QKV} linear_proj linear_qkv", "linear_qkv stands there twice"),
         (
             f"{EXPERTS} --moe-grouped-gemm --lora-target-modules linear_fc1_gate",
-            "linear_fc1_gate matches nothing; give linear_fc1",
+            "for linear_fc1_gate experts would get none; give linear_fc1",
         ),
-        (f"{_QKV} --lu-lora-final-layer-index 3", "LU-LoRA"),
-        (f"{_QKV} --save-lora-to-hf", "convert_ckpt_v2.py --save-lora-to-hf"),
+        (
+            f"{EXPERTS} --moe-grouped-gemm --moe-shared-expert-intermediate-size 32 --lora-target-modules linear_fc2 "
+            "linear_fc1_up",
+            "for linear_fc1_up experts would get none; give linear_fc1",
+        ),
+        (f"{_QKV} --lora-modules-to-save word_embeddings", "adapters alone are trained, no modules beside them"),
+        (f"{_QKV} --save-lora-to-hf", "none is saved; add --save DIR"),
+        ("--save-lora-to-hf --save x", "--lora-target-modules names no layers"),
+        (f"{_QKV} --save x --hf-save-dir y", "add --save-lora-to-hf, or leave --hf-save-dir out"),
+        (f"{_QKV} --save x --hf-cfg-dir y", "add --save-lora-to-hf, or leave --hf-cfg-dir out"),
     ],
 )
 def test_refused(flags: str, message: str) -> None:

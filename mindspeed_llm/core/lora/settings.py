@@ -7,7 +7,6 @@ in both forms   linear_proj, linear_fc2
 
 from __future__ import annotations
 
-import re
 from argparse import Namespace
 from dataclasses import dataclass
 
@@ -20,12 +19,6 @@ LAYERS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """The linear layers that can have adapters, wherever they stand: in attention, MLPs, experts, shared experts."""
 TARGETS = (*LAYERS, *(part for parts in PARTS.values() for part in parts))
 """The values of `--lora-target-modules`."""
-_OF_ADAPTER = re.compile(r"(^|[._])lora_")
-
-
-def is_adapter_key(key: str) -> bool:
-    """Whether a tensor of a checkpoint is one of an adapter."""
-    return _OF_ADAPTER.search(key) is not None
 
 
 @dataclass(frozen=True, kw_only=True)

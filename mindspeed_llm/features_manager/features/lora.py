@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from mindspeed_llm.core.layer_layout import num_real_layers
 from mindspeed_llm.core.lora.settings import LAYERS, PARTS, TARGETS
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
@@ -50,21 +49,49 @@ class Lora(Feature):
         group.add_argument(
             "--lora-ckpt-filter", action="store_true", help="save the adapters alone, without the model's weights."
         )
+        group.add_argument(
+            "--save-lora-to-hf",
+            action="store_true",
+            help="write the adapters in PEFT's files, too: with each checkpoint, into its folder hf_adapter.",
+        )
+        group.add_argument(
+            "--hf-save-dir",
+            metavar="DIR",
+            help="write those of --save-lora-to-hf into this folder instead, one folder for each checkpoint.",
+        )
+        group.add_argument(
+            "--hf-cfg-dir",
+            metavar="DIR",
+            help="folder with the config.json of the Hugging Face model, by which --save-lora-to-hf names layers; by "
+            "default that of --load, else of --model-from-hf.",
+        )
 
     def is_on(self, args: argparse.Namespace) -> bool:
         """Whether any layer is to have an adapter."""
         return bool(args.lora_target_modules)
 
     def validate(self, args: argparse.Namespace) -> None:
-        """Refuse flags without targets, two adapters on one layer, and layers that the model has not."""
+        """Refuse flags without what they are for, two adapters on one layer, and layers that the model has not."""
+        for flag, folder in (("--hf-save-dir", args.hf_save_dir), ("--hf-cfg-dir", args.hf_cfg_dir)):
+            if folder is not None and not args.save_lora_to_hf:
+                raise UserError(
+                    f"{flag} {folder} is for adapters in PEFT's files; add --save-lora-to-hf, or leave {flag} out and "
+                    "write Hugging Face weights with convert_ckpt_v2.py after the run"
+                )
         if not self.is_on(args):
-            for flag, given in (("--lora-load", args.lora_load), ("--lora-ckpt-filter", args.lora_ckpt_filter)):
+            for flag, given in (
+                ("--lora-load", args.lora_load),
+                ("--lora-ckpt-filter", args.lora_ckpt_filter),
+                ("--save-lora-to-hf", args.save_lora_to_hf),
+            ):
                 if given:
                     raise UserError(
                         f"{flag}{f' {given}' if given is not True else ''} is for adapters, but --lora-target-modules "
                         f"names no layers to have any; add it with some of {_NAMES}, or leave {flag} out"
                     )
             return
+        if args.save_lora_to_hf and args.save is None:
+            raise UserError("--save-lora-to-hf writes adapters with each checkpoint, and none is saved; add --save DIR")
         targets = args.lora_target_modules
         flag = f"--lora-target-modules {' '.join(targets)}"
         for target in targets:
@@ -81,13 +108,8 @@ class Lora(Feature):
                 f"{flag}: the MLPs of a model without --swiglu have no {gated[0]}; expected some of "
                 f"{' '.join((*LAYERS, *PARTS['linear_qkv']))}"
             )
-        if gated and args.num_experts and args.moe_grouped_gemm and not _has_mlps(args):
+        if gated and args.num_experts and args.moe_grouped_gemm:
             raise UserError(
-                f"{flag}: with --moe-grouped-gemm an expert's adapter is one for gate and up, so that {gated[0]} "
-                "matches nothing; give linear_fc1, or leave --moe-grouped-gemm out"
+                f"{flag}: with --moe-grouped-gemm an expert's adapter is one for gate and up, so that for {gated[0]} "
+                "experts would get none; give linear_fc1, or leave --moe-grouped-gemm out"
             )
-
-
-def _has_mlps(args: argparse.Namespace) -> bool:
-    """Whether a model with experts also has MLPs that are none."""
-    return bool(args.moe_shared_expert_intermediate_size) or sum(args.moe_layer_pattern) < num_real_layers(args)

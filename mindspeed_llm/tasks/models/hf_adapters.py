@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mindspeed_llm.core.lora.settings import LoraSettings, is_adapter_key
+from mindspeed_llm.core.lora.settings import LoraSettings
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.adapter import in_form
+from mindspeed_llm.tasks.checkpoint.adapter_reader import adapter_key
 from mindspeed_llm.tasks.checkpoint.arguments import from_hf_config
 from mindspeed_llm.tasks.checkpoint.families import of_config
 from mindspeed_llm.tasks.checkpoint.hf_reader import read_config
@@ -67,4 +68,4 @@ def load_peft_adapter(
 
 
 def _adapters(chunk: nn.Module) -> Mapping[str, torch.Tensor]:
-    return {name: parameter for name, parameter in chunk.named_parameters() if is_adapter_key(name)}
+    return {name: parameter for name, parameter in chunk.named_parameters() if adapter_key(name) is not None}

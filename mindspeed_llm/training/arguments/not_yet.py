@@ -126,7 +126,7 @@ NOT_YET: dict[str, str] = {
     **_rows(_DISAGGREGATED, "layerwise-disaggregated-training"),
     **_rows(
         _CONVERT,
-        "enable-mg2hf-convert only-convert-last-checkpoint mg-save-dir hf-save-dir hf-cfg-dir save-layer-by-layer",
+        "enable-mg2hf-convert only-convert-last-checkpoint mg-save-dir save-layer-by-layer",
     ),
     **_rows(
         _LOW_PRECISION,

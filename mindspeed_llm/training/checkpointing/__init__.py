@@ -31,6 +31,13 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
     return loading.load_checkpoint(args, model)
 
 
+def check_adapter_export(args: Namespace, model: TrainingModel) -> None:
+    """Check `--save-lora-to-hf` before a run: see `adapter_export.check_export`."""
+    from mindspeed_llm.training.checkpointing import adapter_export
+
+    adapter_export.check_export(args, model)
+
+
 def load_weights(args: Namespace, modules: Sequence[nn.Module]) -> None:
     """Fill a model that is not trained: see `loading.load_weights`."""
     from mindspeed_llm.training.checkpointing import loading

@@ -7,7 +7,8 @@
     a model              a run's checkpoint         goes on; --finetune, --no-load-optim and --no-load-rng mean of it
                                                     what they mean of --load elsewhere
 
-A model is a Hugging Face directory, or a checkpoint of which nothing but weights is taken.
+A model is a Hugging Face directory, or a checkpoint of which nothing but weights is taken. `--ckpt-step` is a step of
+the run that goes on: with a run's checkpoint in `--lora-load` one of those there, and of `--load` the latest is taken.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from mindspeed_llm.training.checkpointing import content as contents
 from mindspeed_llm.training.checkpointing.layout import TORCH
 from mindspeed_llm.training.checkpointing.loading import Opened, load_opened, open_checkpoint
 from mindspeed_llm.training.checkpointing.model_part import Part
-from mindspeed_llm.training.folders import hf_directory
+from mindspeed_llm.training.folders import hf_directory, in_words_of
 from mindspeed_llm.training.setup import TrainingModel
 from mindspeed_llm.training.state import TrainState
 
@@ -50,9 +51,10 @@ def load_with_adapters(args: Namespace, model: TrainingModel) -> TrainState | No
     settings = lora_settings(args)
     assert settings is not None
     has_weights = hf_directory(args) is not None
+    from_peft = args.lora_load is not None and _is_peft(Path(args.lora_load))
     state = None
     if args.load is not None and not has_weights:
-        found = open_checkpoint(args)
+        found = open_checkpoint(_for_model(args, from_peft=from_peft))
         if found is not None:
             has_weights = True
             state = _load_model(found, args, model, settings)
@@ -60,7 +62,23 @@ def load_with_adapters(args: Namespace, model: TrainingModel) -> TrainState | No
         return state
     if not has_weights:
         raise UserError(f"--lora-load {args.lora_load} holds adapters for a model; name the model's folder with --load")
+    if from_peft:
+        _load_peft(args, model, settings)
+        return None
     return _load_adapters(args, model, settings)
+
+
+def _is_peft(folder: Path) -> bool:
+    assert dist.group.WORLD is not None
+    return open_storage_for_reading(folder, dist.group.WORLD).gather(is_peft(folder))[0]
+
+
+def _for_model(args: Namespace, *, from_peft: bool) -> Namespace:
+    """The arguments with which the checkpoint of `--load` is looked for."""
+    if args.lora_load is None:
+        return args
+    # Its weights alone are taken, and --ckpt-step is a step of the adapters where those have any.
+    return Namespace(**{**vars(args), "finetune": True, "ckpt_step": args.ckpt_step if from_peft else None})
 
 
 def _load_model(found: Opened, args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
@@ -72,42 +90,40 @@ def _load_model(found: Opened, args: Namespace, model: TrainingModel, settings: 
             "--lora-load"
         )
     if args.lora_load is None and Part.ADAPTERS in parts:
-        _check_flags(found, settings, "--load")
+        _check_flags(found, settings, args)
         return load_opened(found, args, model)
     weights_only = Namespace(**{**vars(args), "finetune": True})
     load_opened(found, weights_only, model, Part.BASE)
     return None
 
 
-def _load_adapters(args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
+def _load_peft(args: Namespace, model: TrainingModel, settings: LoraSettings) -> None:
     folder = Path(args.lora_load)
+    source = hf_directory(args) or (Path(args.model_from_hf) if args.model_from_hf else None)
+    if source is None:
+        raise UserError(
+            f"--lora-load {folder}: PEFT's files name layers as the Hugging Face model does, and --load {args.load} is "
+            "no Hugging Face directory; give its folder to --model-from-hf or --load, or convert the adapter with "
+            "convert_ckpt_v2.py --lora-target-modules"
+        )
     assert dist.group.WORLD is not None
     storage = open_storage_for_reading(folder, dist.group.WORLD)
-    if storage.gather(is_peft(folder))[0]:
-        source = hf_directory(args) or (Path(args.model_from_hf) if args.model_from_hf else None)
-        if source is None:
-            raise UserError(
-                f"--lora-load {folder}: PEFT's files name layers as the Hugging Face model does, and --load "
-                f"{args.load} is no Hugging Face directory; give its folder to --model-from-hf or --load, or convert "
-                "the adapter with convert_ckpt_v2.py --lora-target-modules"
-            )
-        storage.together(f"loading {folder}", lambda: load_peft_adapter(model.modules, folder, source, args, settings))
-        with masters_in_fp32(model.optimizer, changed=True):
-            model.optimizer.reload_model_params()
-        logger.info("Took the adapter of %s; training starts at step 0", folder)
-        return None
+    storage.together(f"loading {folder}", lambda: load_peft_adapter(model.modules, folder, source, args, settings))
+    with masters_in_fp32(model.optimizer, changed=True):
+        model.optimizer.reload_model_params()
+    logger.info("Took the adapter of %s; training starts at step 0", folder)
+
+
+def _load_adapters(args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
     of_adapters = Namespace(**{**vars(args), "load": args.lora_load})
-    try:
+    with in_words_of({"--load": "--lora-load"}):
         found = open_checkpoint(of_adapters)
         if found is None:
             return None
         if Part.ADAPTERS not in _parts_in(found):
             raise UserError(f"--load {found.chosen.folder} holds no adapters; expected the checkpoint of a LoRA run")
-        _check_flags(found, settings, "--lora-load")
+        _check_flags(found, settings, args)
         return load_opened(found, of_adapters, model, Part.ADAPTERS)
-    except UserError as error:
-        # Said of the flag that the user gave.
-        raise UserError(str(error).replace("--load ", "--lora-load ")) from None
 
 
 def _parts_in(found: Opened) -> set[Part]:
@@ -124,11 +140,11 @@ def _parts_in(found: Opened) -> set[Part]:
     return set().union(*found.storage.gather(mine))
 
 
-def _check_flags(found: Opened, settings: LoraSettings, flag: str) -> None:
+def _check_flags(found: Opened, settings: LoraSettings, args: Namespace) -> None:
     """Compare the flags of LoRA with those that a checkpoint was written with, where it says them.
 
     Raises:
-        UserError: names flag and both values.
+        UserError: names both values.
     """
     saved: Mapping[str, Any] = contents.arguments_of(found.content)
     if saved.get("lora_r") is None:
@@ -141,6 +157,25 @@ def _check_flags(found: Opened, settings: LoraSettings, flag: str) -> None:
     ):
         if own != before:
             raise UserError(
-                f"{flag} {found.chosen.folder}: its adapters were trained with {name} {before}, this run has {own}; "
+                f"--load {found.chosen.folder}: its adapters were trained with {name} {before}, this run has {own}; "
                 f"give {name} {before}"
             )
+    if not (args.finetune or args.no_load_optim):
+        _check_updates(found, saved, args)
+
+
+def _check_updates(found: Opened, saved: Mapping[str, Any], args: Namespace) -> None:
+    """Compare what says which adapters the optimizer has, and how they are grouped there."""
+    own, before = _updates(vars(args)), _updates(saved)
+    if own != before:
+        raise UserError(
+            f"--load {found.chosen.folder}: its adapters were trained {before}, those of this run are {own}; give the "
+            "flags of then, or leave the optimizer's state with --no-load-optim"
+        )
+
+
+def _updates(args: Mapping[str, Any]) -> str:
+    final = args.get("lu_lora_final_layer_index")
+    if final is None:
+        return "without --lu-lora-final-layer-index"
+    return f"with --lu-lora-final-layer-index {final} --lu-lora-lr-ratio {args.get('lu_lora_lr_ratio', 1.0):g}"

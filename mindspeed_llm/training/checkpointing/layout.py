@@ -6,6 +6,7 @@
         manifest.json                     ours: sizes and hashes of the files below
         mp_rank_00_001/model_optim_rng.pt, distrib_optim.pt       --ckpt-format torch
         common.pt, .metadata, __0_0.distcp, metadata.json         --ckpt-format torch_dist
+        hf_adapter/                      --save-lora-to-hf: the adapters in PEFT's files
     iter_0000030.tmp/                     never finished
     set_aside.1/iter_0000040/             of another line of training, see `publishing`
 """
@@ -24,6 +25,7 @@ RANK_FILE = "model_optim_rng.pt"
 OPTIMIZER_FILE = "distrib_optim.pt"
 COMMON_FILE = "common.pt"
 SHARDED_CONFIG = "metadata.json"
+HF_ADAPTER = "hf_adapter"
 TORCH = "torch"
 TORCH_DIST = "torch_dist"
 

@@ -127,6 +127,7 @@ def load_weights(args: Namespace, modules: Sequence[nn.Module]) -> None:
     found = open_checkpoint(args)
     assert found is not None, "without --save a folder without checkpoints is an error"
     folder, model = found.chosen.folder, cast(TrainingModel, _WeightsAlone(modules))
+    _say_differences(found.content, args, folder, goes_on=False)
     if found.chosen.ckpt_format == TORCH:
         path = folder / rank_files.own_folder(args) / rank_files.RANK_FILE
         found.storage.together(f"loading {folder}", lambda: rank_files.load_model(found.content, model, path))
@@ -144,14 +145,20 @@ def _read(chosen: Chosen, args: Namespace) -> Mapping[str, Any]:
     else:
         content = sharded_reading.read_content(chosen.folder)
         saved = contents.arguments_of(content)
-    if notice := check_structure(saved, args, chosen.folder):
-        logger.warning(notice)
+    check_structure(saved, args, chosen.folder)
     if chosen.ckpt_format == TORCH:
         check_topology(saved, args, chosen.folder)
         content = rank_files.read_content(chosen.folder, args)
     if chosen.iteration is not None and content.get("iteration") != chosen.iteration:
         raise DamagedCheckpoint(f"{chosen.folder} holds the state of step {content.get('iteration')!r}")
     return content
+
+
+def _say_differences(content: Mapping[str, Any], args: Namespace, folder: Path, *, goes_on: bool) -> None:
+    """Log what is other than it was with the checkpoint; which sample has which number counts where a run goes on."""
+    with_position = Namespace(**{**vars(args), "finetune": not goes_on})
+    if notice := check_structure(contents.arguments_of(content), with_position, folder):
+        logger.warning(notice)
 
 
 def _load(
@@ -167,6 +174,7 @@ def _load(
     def prepare() -> tuple[contents.Wanted, TrainState]:
         want = contents.wanted(args, content, folder, is_release=chosen.iteration is None)
         state = contents.train_state(content, args, folder) if want.position else TrainState()
+        _say_differences(content, args, folder, goes_on=want.position)
         if want.optimizer and chosen.ckpt_format == TORCH:
             _check_optimizer(content, model, folder)
         return want, state

@@ -1,4 +1,4 @@
-"""Which tensors of a model are loaded: all, its own weights, or its adapters. Needs no torch."""
+"""Which tensors of a model are loaded: all, its own weights, or its adapters."""
 
 from __future__ import annotations
 

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
 from torch import Tensor
 
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
+from mindspeed_llm.core.shared_master import optimizer_parts
 from mindspeed_llm.tasks.checkpoint.torch_file import StoredTensor
 
 STEP = "step"
@@ -30,17 +31,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 _KINDS = (FP32Optimizer, Float16OptimizerWithFloat16Params, DistributedOptimizer)
 
 
-def parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The optimizers of a chain, without those that have no parameter on any rank of their stage: where adapters alone
-    are trained there may be none among experts, or none beside them.
-    """
-    chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
-    return [part for part in chain if part.optimizer is not None]
-
-
 def kind(optimizer: MegatronOptimizer) -> str:
     """What the state of an optimizer looks like, for messages and for comparison."""
-    found = {kind.__name__ for part in parts(optimizer) for kind in _KINDS if isinstance(part, kind)}
+    found = {kind.__name__ for part in optimizer_parts(optimizer) for kind in _KINDS if isinstance(part, kind)}
     return "+".join(sorted(found))
 
 
@@ -54,7 +47,7 @@ def allocate(optimizer: MegatronOptimizer) -> None:
 
     Before the first step (also where the first steps were all skipped) megatron-core can neither write nor load.
     """
-    for part in parts(optimizer):
+    for part in optimizer_parts(optimizer):
         inner = part.optimizer
         for group in inner.param_groups:
             for parameter in group["params"]:
@@ -76,7 +69,7 @@ def _counts_per_parameter(inner: torch.optim.Optimizer) -> bool:
 
 def steps_done(optimizer: MegatronOptimizer) -> int | None:
     """The number of updates; None where the optimizer does not count them."""
-    for part in parts(optimizer):
+    for part in optimizer_parts(optimizer):
         for state in part.optimizer.state.values():
             if STEP in state:
                 return round(float(state[STEP]))
@@ -88,7 +81,7 @@ def steps_done(optimizer: MegatronOptimizer) -> int | None:
 
 def set_steps(optimizer: MegatronOptimizer, steps: int) -> None:
     """Set the number of updates, wherever the optimizer keeps it."""
-    for part in parts(optimizer):
+    for part in optimizer_parts(optimizer):
         inner = part.optimizer
         for state in inner.state.values():
             if STEP in state:
@@ -121,7 +114,7 @@ def find_scaler(saved: Any) -> Mapping[str, Any] | None:
 
 def set_scaler(optimizer: MegatronOptimizer, saved: Mapping[str, Any] | None) -> None:
     """Restore the loss scaler of fp16."""
-    for part in parts(optimizer):
+    for part in optimizer_parts(optimizer):
         scaler = getattr(part, "grad_scaler", None)
         if scaler is not None and saved:
             values = {name: v.view().clone() if isinstance(v, StoredTensor) else v for name, v in saved.items()}
@@ -196,12 +189,12 @@ def keep_settings(optimizer: MegatronOptimizer) -> list[list[dict[str, Any]]]:
             {name: value for name, value in group.items() if name not in ("params", STEP)}
             for group in part.optimizer.param_groups
         ]
-        for part in parts(optimizer)
+        for part in optimizer_parts(optimizer)
     ]
 
 
 def put_settings_back(optimizer: MegatronOptimizer, settings: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     """Undo what loading has done to the settings that `keep_settings` gave."""
-    for part, groups in zip(parts(optimizer), settings, strict=True):
+    for part, groups in zip(optimizer_parts(optimizer), settings, strict=True):
         for group, kept in zip(part.optimizer.param_groups, groups, strict=True):
             group.update(kept)

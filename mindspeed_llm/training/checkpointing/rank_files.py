@@ -23,7 +23,7 @@ from torch import nn
 
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import Storage
-from mindspeed_llm.core.lora.settings import is_adapter_key
+from mindspeed_llm.core.shared_master import optimizer_parts
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.tasks.checkpoint.layout import Rank
@@ -76,7 +76,7 @@ def write(
     name = own_folder(args)
     content = {**common, **_models(model, adapters_alone=args.lora_ckpt_filter)}
     if not args.no_save_optim:
-        parts = optimizer_state.parts(model.optimizer)
+        parts = optimizer_parts(model.optimizer)
         states = [optimizer_state.plain_state(part) for part in parts]
         layouts = [buffer_layout(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         content[OURS] = {**content[OURS], _LAYOUTS: layouts}
@@ -105,7 +105,8 @@ def _models(model: TrainingModel, *, adapters_alone: bool) -> dict[str, dict[str
     states = {chunk_name(index, len(modules)): dict(module.state_dict()) for index, module in enumerate(modules)}
     if not adapters_alone:
         return states
-    return {name: {key: value for key, value in state.items() if is_adapter_key(key)} for name, state in states.items()}
+    named = Part.ADAPTERS.name_of
+    return {name: {key: value for key, value in state.items() if named(key)} for name, state in states.items()}
 
 
 def _random_states() -> list[dict[str, Any]]:
@@ -119,7 +120,7 @@ def _random_states() -> list[dict[str, Any]]:
 
 def _gather(model: TrainingModel) -> Any:
     """What `distrib_optim.pt` holds, where this rank has a part of it (a collective)."""
-    parts = optimizer_state.parts(model.optimizer)
+    parts = optimizer_parts(model.optimizer)
     found = [gather_buffers(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
     if all(state is None for state in found):
         return None
@@ -214,7 +215,7 @@ def load_optimizer(
     Raises:
         UserError, CheckpointError: on all ranks, with the first cause.
     """
-    parts = optimizer_state.parts(model.optimizer)
+    parts = optimizer_parts(model.optimizer)
     path = folder / own_folder(args)
 
     def read() -> list[Any]:

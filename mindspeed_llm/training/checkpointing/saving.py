@@ -21,7 +21,13 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import TEMPORARY_SUFFIX, sync_folder
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
-from mindspeed_llm.training.checkpointing import optimizer_state, publishing, rank_files, sharded_writing
+from mindspeed_llm.training.checkpointing import (
+    adapter_export,
+    optimizer_state,
+    publishing,
+    rank_files,
+    sharded_writing,
+)
 from mindspeed_llm.training.checkpointing.content import common_content
 from mindspeed_llm.training.checkpointing.layout import TORCH_DIST, iteration_name
 from mindspeed_llm.training.checkpointing.lock import locked
@@ -42,6 +48,7 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
     Raises:
         UserError: on all ranks; the folder cannot be used in this way.
         CheckpointError: on all ranks, with the first failing rank's cause. Nothing has been published then.
+            Where only the adapters of `--save-lora-to-hf` cannot be written, the checkpoint is there without them.
     """
     started, folder = time.monotonic(), Path(args.save)
     assert dist.group.WORLD is not None
@@ -62,7 +69,10 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
                 steps=max((count for count in steps if count is not None), default=None),
             )
             write = sharded_writing.write if args.ckpt_format == TORCH_DIST else rank_files.write
-            everyone = storage.gather(write(temporary, args, model, common, storage))
+            written = write(temporary, args, model, common, storage)
+            # A checkpoint must not be lost for what is beside it.
+            failure, adapters = _adapters(args, model, storage, final, temporary)
+            everyone = storage.gather(written | adapters)
             storage.leaders_only(
                 f"publishing {final}", lambda: _publish(args, state, temporary, _files_here(everyone, storage))
             )
@@ -73,6 +83,21 @@ def save_checkpoint(args: Namespace, model: TrainingModel, state: TrainState) ->
     state.last_checkpoint = state.iteration
     size = sum(entry["size"] for part in everyone for entry in part.values())
     logger.info("Saved checkpoint %s (%s in %.1f s)", final, size_text(size), time.monotonic() - started)
+    if failure is not None:
+        raise failure
+
+
+def _adapters(
+    args: Namespace, model: TrainingModel, storage: Storage, checkpoint: Path, written_in: Path
+) -> tuple[UserError | CheckpointError | None, dict[str, dict[str, Any]]]:
+    """Write the adapters for PEFT where that is wanted: why it failed, and the files in the checkpoint."""
+    if not args.save_lora_to_hf:
+        return None, {}
+    try:
+        files = adapter_export.write_adapters(args, model, storage, checkpoint=checkpoint, written_in=written_in)
+    except (UserError, CheckpointError) as error:
+        return error, {}
+    return None, files
 
 
 def _files_here(everyone: list[dict[str, Any]], storage: Storage) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTenso
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from mindspeed_llm.core.shared_master import optimizer_parts
 from mindspeed_llm.training.checkpointing import optimizer_state, rng
 from mindspeed_llm.training.checkpointing.content import RNG
 from mindspeed_llm.training.checkpointing.distributed_shards import PARAM, ByParameter
@@ -91,7 +92,7 @@ def optimizer_tensors(
         wholes: for each distributed optimizer its whole parameters and moments, where this rank has them.
     """
     found: list[Any] = []
-    for part, whole in zip(optimizer_state.parts(model.optimizer), wholes, strict=True):
+    for part, whole in zip(optimizer_parts(model.optimizer), wholes, strict=True):
         if isinstance(part, DistributedOptimizer):
             found.append(_placed(whole, chunks) if whole is not None else {})
         elif optimizer_state.parameters(part):

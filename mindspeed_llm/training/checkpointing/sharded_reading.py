@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from mindspeed_llm.checkpoints.dcp_reader import SafeFileSystemReader, first_cause, load_plain, read_metadata
 from mindspeed_llm.checkpoints.files import METADATA, DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import CheckpointError, Storage
+from mindspeed_llm.core.shared_master import optimizer_parts
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint.torch_file import read_torch_file
 from mindspeed_llm.training.checkpointing import optimizer_state, rng
@@ -112,7 +113,7 @@ def load(
     wanted: dict[str, Any] = dict(chunks)
     parts, wholes = [], []
     if optimizer:
-        parts = optimizer_state.parts(model.optimizer)
+        parts = optimizer_parts(model.optimizer)
         wholes = [room_for_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         # Only the tensors: the rest stands in common.pt.
         wanted[OPTIMIZER] = dict(enumerate(optimizer_tensors(model, whole, wholes, naming)))

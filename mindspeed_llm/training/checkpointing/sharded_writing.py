@@ -37,6 +37,7 @@ from torch.futures import Future
 from mindspeed_llm.checkpoints.dcp_reader import first_cause
 from mindspeed_llm.checkpoints.files import METADATA, describe_file
 from mindspeed_llm.checkpoints.storage import CheckpointError, Storage
+from mindspeed_llm.core.shared_master import optimizer_parts
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.training.checkpointing import optimizer_state, rng
@@ -76,7 +77,7 @@ def write(
         chunks = {name: part_of(tensors, Part.ADAPTERS) for name, tensors in chunks.items()}
     state: dict[str, Any] = {**common, **chunks, "content_metadata": OURS.options()}
     if not args.no_save_optim:
-        parts = optimizer_state.parts(model.optimizer)
+        parts = optimizer_parts(model.optimizer)
         wholes = [gather_parameters(part) if isinstance(part, DistributedOptimizer) else None for part in parts]
         states = optimizer_tensors(model, model_tensors(model), wholes)
         for index, part in enumerate(parts):

@@ -19,8 +19,12 @@ from mindspeed_llm.tasks.checkpoint.lora import places
 from mindspeed_llm.tasks.models.hf_weights import topology_of
 
 
-def hub_adapter(folder: Path, rows: Sequence[dict[str, Any]], what: str = "states") -> dict[str, Tensor]:
-    """Of an A that modules share the first one's, as the tables of the converter say."""
+def hub_adapter(
+    folder: Path, rows: Sequence[dict[str, Any]], what: str = "states", *, copies_alike: bool = True
+) -> dict[str, Tensor]:
+    """Of an A that modules share the first one's, as the tables of the converter say. Copies on several ranks must be
+    alike, unless told otherwise.
+    """
     config, args = read_config(folder), rows[0]["args"]
     family = of_config(config, str(folder))
     form = [place for place in places(family) if place.target in args.lora_target_modules]
@@ -37,7 +41,13 @@ def hub_adapter(folder: Path, rows: Sequence[dict[str, Any]], what: str = "state
             values = states[tensor.chunk][tensor.key].view(tensor.view)
             used += 1
             for name, piece in tensor.pieces:
-                take(found[name], piece.hf_box).copy_(piece.as_hf(take(values, piece.mg_box)))
+                part, mine = take(found[name], piece.hf_box), piece.as_hf(take(values, piece.mg_box))
+                # What several ranks have is the same on each of them.
+                assert not copies_alike or part.isnan().any() or (part - mine).abs().max() <= 1e-5 * part.abs().max(), (
+                    name,
+                    row["place"],
+                )
+                part.copy_(mine)
     assert used == sum(len(state) for row in rows for state in row[what]), "a parameter has no place in the tables"
     assert not any(values.isnan().any() for values in found.values())
     return {name: values.reshape(expected[name].shape) for name, values in found.items()}

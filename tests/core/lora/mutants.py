@@ -69,6 +69,26 @@ def parts_in_a_row() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def experts_not_summed() -> Iterator[None]:
+    """A matrix of an expert's adapter that all ranks have keeps the gradient of this rank's part of the expert (under
+    sequence parallelism only: elsewhere the other layers need what is replaced).
+    """
+    from mindspeed_llm.core.lora import linear
+
+    with mock.patch.object(linear, "copy_to_tensor_model_parallel_region", lambda matrix, group: matrix):
+        yield
+
+
+@contextlib.contextmanager
+def experts_counted_as_others() -> Iterator[None]:
+    """The norm of gradients takes matrices of experts that are not cut for copies on other tensor parallel ranks."""
+    from mindspeed_llm.core.lora import linear
+
+    with mock.patch.object(linear, "mark", lambda *_, **__: None):
+        yield
+
+
 MUTANTS: dict[str | None, Callable[[], Any]] = {
     None: contextlib.nullcontext,
     "gradient_of_a_not_summed": gradient_of_a_not_summed,
@@ -76,4 +96,6 @@ MUTANTS: dict[str | None, Callable[[], Any]] = {
     "columns_not_summed": columns_not_summed,
     "scale_forgotten": scale_forgotten,
     "parts_in_a_row": parts_in_a_row,
+    "experts_not_summed": experts_not_summed,
+    "experts_counted_as_others": experts_counted_as_others,
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.core.lora.mutants import MUTANTS
 from tests.support.reference import make_samples
 from tests.support.toys import VOCABULARY
-from tests.training.checkpointing.rows import hash_of
+from tests.training.checkpointing.rows import hash_of, logged
 from tests.training.rows import micro_batches, running
 
 Saves = Sequence[tuple[int, str, str]]
@@ -32,15 +32,15 @@ def train(
 
     Returns per step losses and gradient norms; this rank's gradients of the first step and adapters after the last one,
     by chunk and key; hashes of all else that a checkpoint holds before and after; how many elements gradients and the
-    optimizer's state have; or `error`.
+    optimizer's state have; what was logged; or `error`.
     """
-    with MUTANTS[mutant](), running(folder, flags, values or {}) as args:
+    with MUTANTS[mutant](), logged() as lines, running(folder, flags, values or {}) as args:
         from megatron.core import parallel_state
 
         from mindspeed_llm.checkpoints.storage import CheckpointError
         from mindspeed_llm.core.lora.attach import adapter_parameters
         from mindspeed_llm.errors import UserError
-        from mindspeed_llm.training.checkpointing import load_checkpoint, save_checkpoint
+        from mindspeed_llm.training.checkpointing import check_adapter_export, load_checkpoint, save_checkpoint
         from mindspeed_llm.training.folders import check_folders, hf_directory
         from mindspeed_llm.training.setup import build_training_model, complete_weights
         from mindspeed_llm.training.state import TrainState
@@ -53,12 +53,15 @@ def train(
             parallel_state.get_expert_model_parallel_rank(),
         )
         result: dict[str, Any] = {"args": args, "place": place, "error": None, "losses": [], "grad_norms": []}
+        result["log"] = lines
         try:
             check_folders(args)
             weights = hf_directory(args)
             model = build_training_model(args, hf_weights=weights)
             goes_on = (args.load and weights is None) or args.lora_load
             state = (load_checkpoint(args, model) if goes_on else None) or TrainState()
+            if args.save_lora_to_hf:
+                check_adapter_export(args, model)
         except (UserError, CheckpointError) as error:
             result["error"] = f"{type(error).__name__}: {error}"
             return result
@@ -80,7 +83,11 @@ def train(
             for number, kind, target in saves:
                 if number == state.iteration:
                     args.ckpt_format, args.save = kind, target
-                    save_checkpoint(args, model, state)
+                    try:
+                        save_checkpoint(args, model, state)
+                    except (UserError, CheckpointError) as error:
+                        result["error"] = f"{type(error).__name__}: {error}"
+                        return result
         with complete_weights(model):
             result["states"] = [_copies(adapter_parameters(module)) for module in model.modules]
             result["frozen_after"] = [_frozen(module) for module in model.modules]
@@ -128,10 +135,11 @@ def _frozen(module: torch.nn.Module) -> dict[str, str]:
 def _sizes(model: Any) -> dict[str, int]:
     """Elements on this rank."""
     from mindspeed_llm.core.lora.attach import adapter_parameters
+    from mindspeed_llm.core.shared_master import optimizer_parts
     from mindspeed_llm.training.checkpointing import optimizer_state
 
     buffers = [buffer for chunk in model.chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
-    states = [state for part in optimizer_state.parts(model.optimizer) for state in part.optimizer.state.values()]
+    states = [state for part in optimizer_parts(model.optimizer) for state in part.optimizer.state.values()]
     return {
         "adapters": sum(p.numel() for module in model.modules for p in adapter_parameters(module).values()),
         "all": sum(p.numel() for module in model.modules for p in module.parameters()),

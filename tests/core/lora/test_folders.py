@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.training.folders import check_folders
+from mindspeed_llm.training.folders import check_folders, in_words_of
 from tests.training.arguments.lines import arguments
 
 _LORA = "--lora-target-modules linear_qkv"
@@ -29,3 +29,13 @@ def test_mistakes(tmp_path: Path) -> None:
     check_folders(arguments(f"{_LORA} --load {model} --lora-load {adapters} --save {adapters}"))
     adapters.mkdir()
     check_folders(arguments(f"{_LORA} --load {model} --lora-load {adapters}"))
+
+
+def test_messages_name_the_flag_that_was_given() -> None:
+    with (
+        pytest.raises(UserError) as refusal,
+        in_words_of({"--load": "--lora-load", "--ckpt-step": "--refer-model-iter"}),
+    ):
+        raise UserError("--load a/--load.b (--ckpt-step, --load-dir, --no--load, --lora-load): name --load")
+    said = "--lora-load a/--lora-load.b (--refer-model-iter, --load-dir, --no--load, --lora-load): name --lora-load"
+    assert str(refusal.value) == said

@@ -35,7 +35,7 @@ class _Lines(logging.Handler):
 
 
 @contextlib.contextmanager
-def _logged() -> Iterator[list[str]]:
+def logged() -> Iterator[list[str]]:
     handler, logger = _Lines(), logging.getLogger("mindspeed_llm")
     level = logger.level
     logger.addHandler(handler)
@@ -74,7 +74,7 @@ def train(
         own = nodes[dist.get_rank()]
         flags = [own if flags[index - 1] in ("--load", "--save") else flag for index, flag in enumerate(flags)]
         saves = [(number, kind, own) for number, kind, _ in saves]
-    with _logged() as lines, running(folder, flags, values or {}) as args, MUTANTS[mutant]():
+    with logged() as lines, running(folder, flags, values or {}) as args, MUTANTS[mutant]():
         result: dict[str, Any] = {"log": lines, "error": None, "steps": [], "args": args}
         from mindspeed_llm.checkpoints.storage import CheckpointError
         from mindspeed_llm.errors import UserError
@@ -151,7 +151,7 @@ def pretrain(*, flags: str) -> dict[str, Any]:
     from mindspeed_llm.training.pretrain import pretrain as run
     from tests.training.arguments.lines import arguments
 
-    with _logged() as lines:
+    with logged() as lines:
         return {"code": run(arguments(flags, world_size=dist.get_world_size())), "log": lines}
 
 
@@ -167,7 +167,7 @@ def choose(*, loads: list[tuple[str, int | None]]) -> list[dict[str, Any]]:
 
     results = []
     for load, step in loads:
-        with _logged() as lines:
+        with logged() as lines:
             result: dict[str, Any] = {"chosen": None, "error": None, "log": lines}
             try:
                 storage = open_storage_for_reading(Path(load), dist.group.WORLD)

@@ -24,7 +24,13 @@ CHECKPOINT = Group(
         switch("--no-load-optim", "do not load the optimizer's state.", _CHECKPOINTING),
         switch("--no-load-rng", "do not load the state of random numbers.", _CHECKPOINTING),
         switch("--finetune", "take the weights alone, and start at step 0.", _CHECKPOINTING),
-        value("--ckpt-step", count, None, "the step to load, instead of the latest.", _CHECKPOINTING),
+        value(
+            "--ckpt-step",
+            count,
+            None,
+            "the step to load, instead of the latest; with checkpoints in --lora-load a step of those.",
+            _CHECKPOINTING,
+        ),
         switch(
             "--exit-on-missing-checkpoint",
             "stop where --load holds no checkpoint, also where it is the folder of --save.",
