@@ -15,6 +15,7 @@ from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.observability.log_line import banner
 from mindspeed_llm.observability.megatron_line import format_megatron_step
 from mindspeed_llm.observability.recorder import RunRecorder
+from mindspeed_llm.observability.samples_file import SamplesFile
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.termination import TERMINATED_EXIT_CODE
@@ -55,6 +56,7 @@ def _train(args: Namespace, task: Task) -> int:
     from mindspeed_llm.training.data.batches import Batch
     from mindspeed_llm.training.data.datasets import Progress, Samples
     from mindspeed_llm.training.data.iterator import consumed_valid_samples, eval_batches, train_batches
+    from mindspeed_llm.training.eval_samples import build_eval_samples
     from mindspeed_llm.training.flops import flops_per_sample
     from mindspeed_llm.training.loop import TrainLoop, data_parallel
     from mindspeed_llm.training.profiler import profiler_of
@@ -86,6 +88,7 @@ def _train(args: Namespace, task: Task) -> int:
             make(dataset, args, rank=rank, size=size, consumed=consumed, device=current_device()) for _ in model.chunks
         ]
 
+    asked = build_eval_samples(args, model, data)
     consumed_valid = state.consumed_valid_samples or consumed_valid_samples(args, state.iteration)
     _announce(args, len(data.train.rows))
     if folder and distributed.is_rank_zero():
@@ -101,6 +104,9 @@ def _train(args: Namespace, task: Task) -> int:
         start_iteration=state.iteration,
         format_step=format_megatron_step,
     )
+    answers = SamplesFile(
+        Path(folder) if folder else None, enabled=distributed.is_rank_zero(), start_iteration=state.iteration
+    )
     with recorder, profiler_of(args, state.iteration) as profiler:
         loop = TrainLoop(
             args,
@@ -110,6 +116,7 @@ def _train(args: Namespace, task: Task) -> int:
             valid_batches=for_chunks(eval_batches, data.valid, consumed_valid),
             test_batches=for_chunks(eval_batches, data.test, 0),
             recorder=recorder,
+            samples=None if asked is None else (asked, answers),
             profiler=profiler,
             save=(lambda now: save_checkpoint(args, model, now)) if args.save else None,
             flops_per_sample=flops_per_sample(args),

@@ -20,17 +20,16 @@ Text = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Token ids of a prompt, and of the answer that the data have to it; neither is empty."""
+    """Token ids of a prompt, and of the answer that the data have to it."""
 
     ids: list[int]
     reference: list[int]
 
 
 def prompt_of(text: Text, stop_ids: Collection[int]) -> Prompt | None:
-    """The prompt of a document; None where it has none.
+    """The prompt of a document, and the run of targets behind it; None where it has none.
 
-    The reference is the first run of targets, up to a token that ends replies. Of a text that is target from its
-    beginning on, the first half is the prompt.
+    Of a text that is target from its beginning on, the first half is the prompt; it ends where one of `stop_ids` does.
     """
     ids, labels = text
     is_target = labels != IGNORE_INDEX
@@ -39,15 +38,23 @@ def prompt_of(text: Text, stop_ids: Collection[int]) -> Prompt | None:
     start = int(is_target.argmax())
     ends = np.flatnonzero(~is_target[start:])
     end = start + int(ends[0]) if len(ends) else len(ids)
-    stops = np.flatnonzero(np.isin(ids[start:end], list(stop_ids)))
-    if len(stops):
-        end = start + int(stops[0])
     # The first token is never predicted, so that labels may lack it.
     if start <= 1:
+        stops = np.flatnonzero(np.isin(ids[:end], list(stop_ids)))
+        end = int(stops[0]) if len(stops) else end
         start = end // 2
     if not start or start == end:
         return None
     return Prompt(ids=ids[:start].tolist(), reference=ids[start:end].tolist())
+
+
+def cut_at(prompts: Iterable[Prompt], stop_ids: Collection[int]) -> list[Prompt]:
+    """The prompts with references up to the first of `stop_ids`, also where that is the first token."""
+    found = []
+    for prompt in prompts:
+        size = next((n for n, token in enumerate(prompt.reference) if token in stop_ids), len(prompt.reference))
+        found.append(Prompt(ids=prompt.ids, reference=prompt.reference[:size]))
+    return found
 
 
 def first_prompts(texts: Iterable[Text], count: int, *, max_length: int, stop_ids: Collection[int]) -> list[Prompt]:

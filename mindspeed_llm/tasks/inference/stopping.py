@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
@@ -19,6 +19,18 @@ def stop_ids(tokenizer: Tokenizer, words: Iterable[str] = (), others: Iterable[i
         found.add(tokenizer.eos_token_id)
     vocabulary = tokenizer.get_vocab()
     found.update(vocabulary[word] for word in words if word in vocabulary)
+    return frozenset(found)
+
+
+def ends_of(references: Iterable[Sequence[int]], tokenizer: Tokenizer) -> frozenset[int]:
+    """The special tokens that replies of the data end with, whatever template has put them there. White space may stand
+    behind them.
+    """
+    found = set()
+    for reference in references:
+        tail = [token for token in reference[-2:] if tokenizer.decode([token]).strip()]
+        if tail and not tokenizer.decode(tail[-1:], skip_special_tokens=True):
+            found.add(tail[-1])
     return frozenset(found)
 
 

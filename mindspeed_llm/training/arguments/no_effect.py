@@ -141,6 +141,7 @@ IDLE: dict[str, Idle] = {
         "--moe-token-dispatcher-type",
         "--norm-topk-prob",
     ),
+    **_without("--eval-samples", "--eval-samples-max-new-tokens"),
     **_without("--variable-seq-lengths", "--pad-to-multiple-of"),
     **_without("--manual-gc", "--manual-gc-interval", "--no-manual-gc-eval"),
     **_without("--overlap-grad-reduce", "--no-align-grad-reduce"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.training.arguments.checks.data import check_checkpoints, check_data
+from mindspeed_llm.training.arguments.checks.eval_samples import check_eval_samples
 from mindspeed_llm.training.arguments.checks.experts import check_experts
 from mindspeed_llm.training.arguments.checks.finetune import check_finetune
 from mindspeed_llm.training.arguments.checks.parallel import (
@@ -49,6 +50,7 @@ def validate(args: Namespace, world_size: int) -> Namespace:
     check_preference(args)
     check_finetune(args)
     check_data(args)
+    check_eval_samples(args)
     check_checkpoints(args)
     args.notices += _idle(args)
     return args

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mindspeed_llm.tasks.inference.prompts import Text
 from mindspeed_llm.tasks.preprocess.blending import Chain, Rows
 from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
 from mindspeed_llm.tasks.preprocess.prepared import build_once
@@ -70,7 +71,9 @@ class Dataset:
 class Datasets:
     """The data of a run. `valid` and `test` are None where nothing is to be evaluated.
 
-    `layouts` are the numbers of training samples that were laid out, for checkpoints: see `Progress`.
+    `layouts` are the numbers of training samples that were laid out, for checkpoints: see `Progress`. `valid_texts` are
+    the documents of the validation data, each once and in the order of the files; `stop_words` may end replies in them,
+    beside the tokenizer's end of text.
     """
 
     train: Samples
@@ -78,6 +81,8 @@ class Datasets:
     test: Samples | None
     layouts: tuple[int, ...]
 
+    valid_texts: Iterable[Text] = ()
+    stop_words: tuple[str, ...] = ()
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -115,13 +120,13 @@ def build_datasets(
     numbers = num_samples(args)
     layouts = layouts_of(numbers["train"], args, progress)
     if blends:
-        rows = _rows(blends, args, tokenizer, rules, layouts)
+        rows, texts = _rows(blends, args, tokenizer, rules, layouts)
     else:
-        rows = _mock_rows(args, tokenizer, rules, layouts)
+        rows, texts = _mock_rows(args, tokenizer, rules, layouts)
     for split, found in rows.items():
         _LOG.info("%s data: %d samples of %d tokens", NAMES[split], len(found), args.seq_length)
     made = {split: Dataset(NAMES[split], found, rules) for split, found in rows.items()}
-    return Datasets(made["train"], made.get("valid"), made.get("test"), layouts)
+    return Datasets(made["train"], made.get("valid"), made.get("test"), layouts, valid_texts=texts)
 
 
 def num_samples(args: Namespace) -> dict[Split, int]:
@@ -164,8 +169,8 @@ def _rows(
     tokenizer: Tokenizer | None,
     rules: TokenRules,
     layouts: tuple[int, ...],
-) -> dict[Split, Rows]:
-    """The rows of each split from the files that the flags name."""
+) -> tuple[dict[Split, Rows], Iterable[Text]]:
+    """The rows of each split from the files that the flags name, and the documents of the validation data."""
     cache = index_cache(args)
     # What takes long comes last: first all names, then files that exist, then texts to tokenize.
     blends = sorted(blends, key=lambda blend: len(blend.texts))
@@ -178,9 +183,22 @@ def _rows(
     numbers = num_samples(args)
     rows: dict[Split, Rows] = {}
     for part in parts:
+    texts: Iterable[Text] = ()
         sizes = layouts if part.split == "train" else (numbers[part.split],)
+        if part.split == "valid":
+            weights = part.weights or (1.0,) * len(part.sources)
+            used = [source for source, weight in zip(part.sources, weights, strict=True) if weight]
+            texts = _texts([(source.reader, source.documents) for source in used], args.seq_length)
         rows[part.split] = joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
-    return rows
+    return rows, texts
+
+
+def _texts(sources: Iterable[tuple[IndexedReader | MockReader, Iterable[int]]], length: int) -> Iterator[Text]:
+    """Documents as their own targets, cut to `length` tokens."""
+    for reader, documents in sources:
+        for number in documents:
+            ids = reader.get(number, 0, min(int(reader.lengths[number]), length))
+            yield ids, ids
 
 
 def _laid_out(part: Part, num_samples: int, args: Namespace, seed: int, cache: IndexCache) -> Rows:
@@ -190,14 +208,15 @@ def _laid_out(part: Part, num_samples: int, args: Namespace, seed: int, cache: I
 
 def _mock_rows(
     args: Namespace, tokenizer: Tokenizer | None, rules: TokenRules, layouts: tuple[int, ...]
-) -> dict[Split, Rows]:
-    """Rows that are made up. The index is made by every process: it is small, and there is no file beside which it
-    could lie."""
+) -> tuple[dict[Split, Rows], Iterable[Text]]:
+    """As `_rows`, of data that are made up. The index is made by every process: it is small, and there is no file
+    beside which it could lie."""
     eod_id = rules.vocab_size - 1 if rules.eod_id is None else rules.eod_id
     reader = MockReader(rules.vocab_size if tokenizer is None else len(tokenizer), eod_id)
     numbers = num_samples(args)
     rows: dict[Split, Rows] = {}
     for split, documents in zip(SPLITS, split_documents(len(reader), MOCK_SPLIT), strict=True):
+    texts: Iterable[Text] = ()
         if split == "train" or args.eval_iters:
             sizes = layouts if split == "train" else (numbers[split],)
             indices = [
@@ -205,7 +224,9 @@ def _mock_rows(
                 for seed, size in enumerate(sizes)
             ]
             rows[split] = joined([PretrainSamples(reader, index) for index in indices])
-    return rows
+        if split == "valid":
+            texts = _texts([(reader, documents)], args.seq_length)
+    return rows, texts
 
 
 def joined(parts: Sequence[Rows]) -> Rows:

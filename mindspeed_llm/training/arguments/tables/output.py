@@ -71,6 +71,21 @@ EVALUATION = Group(
             "global batches of an evaluation; 0: no evaluation.",
             "training.loop training.data",
         ),
+        value(
+            "--eval-samples",
+            count,
+            0,
+            "at every evaluation answer the first N prompts of the validation data, and write samples.jsonl beside the "
+            "metrics.",
+            "training.eval_samples",
+        ),
+        value(
+            "--eval-samples-max-new-tokens",
+            positive,
+            64,
+            "with --eval-samples: tokens of an answer, at most.",
+            "training.eval_samples",
+        ),
     ),
 )
 
