@@ -199,7 +199,8 @@ def _rates(config: OptimizerConfig, local: LocalSettings | None) -> dict[ParamKe
     if local is None or local.ratio == 1.0:
         return None
     of_b = ParamWithNamePredicate(name="lora_b", fn=lambda _, name: "lora_B." in name or name.endswith("_lora_b"))
-    rates = {"max_lr": config.lr * local.ratio, "min_lr": config.min_lr * local.ratio}
+    # megatron-core's schedule knows limits alone; the factor is for who sets them anew.
+    rates = {"lr_mult": local.ratio, "max_lr": config.lr * local.ratio, "min_lr": config.min_lr * local.ratio}
     return {**get_standard_config_overrides(config), ParamKey(with_name_predicate=of_b): rates}
 
 

@@ -93,7 +93,9 @@ class TrainStep:
         self._model, self._args = model, args
         self._objective = objective or NextToken()
         self._schedule = get_forward_backward_func()
-        self._local, self._local_updates = local_settings(args), LocalUpdates(local_rules(model.modules))
+        self._local = local_settings(args)
+        ranks = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        self._local_updates = LocalUpdates(local_rules(model.modules), ranks)
         config = model.config
         self._has_router_losses = bool(
             config.num_moe_experts and (config.moe_aux_loss_coeff or config.moe_z_loss_coeff is not None)

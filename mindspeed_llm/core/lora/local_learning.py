@@ -34,7 +34,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor, nn
 
@@ -108,10 +107,15 @@ def local_rules(modules: Iterable[nn.Module]) -> list[LocalRule]:
 
 
 class LocalUpdates:
-    """The local updates of a rank's adapters: `begin`, forward passes, then `apply` or `drop`."""
+    """The local updates of a rank's adapters: `begin`, forward passes, then `apply` or `drop`.
 
-    def __init__(self, rules: Sequence[LocalRule]) -> None:
-        self._rules = tuple(rules)
+    Args:
+        rules: those of this rank.
+        data_parallel: the group of ranks that see other tokens with the same layers.
+    """
+
+    def __init__(self, rules: Sequence[LocalRule], data_parallel: Any) -> None:
+        self._rules, self._data_parallel = tuple(rules), data_parallel
 
     def begin(self) -> None:
         """Begin to gather what a step's forward passes teach."""
@@ -130,7 +134,7 @@ class LocalUpdates:
             return
         group = self._rules[0].group
         _sum([rule.packed for rule in self._rules if rule.has_own_tokens], group)
-        _sum([rule.packed for rule in self._rules], parallel_state.get_data_parallel_group(with_context_parallel=True))
+        _sum([rule.packed for rule in self._rules], self._data_parallel)
         adapters = [
             (rule.is_column, half, mean)
             for rule in self._rules

@@ -150,13 +150,13 @@ IDLE: dict[str, Idle] = {
     **_without("--save", "--save-interval", "--no-save-optim", "--no-save-rng", "--ckpt-format"),
     **_without("--load", "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"),
     **_without("--lora-target-modules", "--lora-r", "--lora-alpha"),
-    **_without("--use-ascend-coc", "--coc-parallel-num", "--coc-mode"),
     **_rows(
         "without --lu-lora-final-layer-index",
         lambda args: args.lu_lora_final_layer_index is None,
         "--lu-lora-lr",
         "--lu-lora-lr-ratio",
     ),
+    **_without("--use-ascend-coc", "--coc-parallel-num", "--coc-mode"),
     **_rows(
         "unless --tensor-model-parallel-size and --coc-parallel-num are above 1, nor with --coc-mode 0 or 1",
         lambda args: args.tensor_model_parallel_size == 1 or args.coc_parallel_num == 1 or args.coc_mode in (0, 1),

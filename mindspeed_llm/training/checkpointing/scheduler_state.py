@@ -61,7 +61,8 @@ def set_steps(scheduler: OptimizerParamScheduler, num_steps: int) -> None:
     """Put the schedule where it stands after `num_steps` samples."""
     for group in scheduler.optimizer.param_groups:
         # A group's own limits win over the scheduler's.
-        group["max_lr"], group["min_lr"] = scheduler.max_lr, scheduler.min_lr
+        times = group.get("lr_mult", 1.0)
+        group["max_lr"], group["min_lr"] = scheduler.max_lr * times, scheduler.min_lr * times
     scheduler.num_steps = num_steps
     scheduler.step(increment=0)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from tests.core.lora import rows
@@ -59,39 +58,15 @@ def _evaluating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sums_over_all_ranks_of_a_layer() -> Iterator[None]:
-    """Tensor parallel ranks sum what is whole on each of them."""
+    """Tensor parallel ranks sum whatever they have, for one rank's tokens."""
     from mindspeed_llm.core.lora.local_learning import LocalRule
 
-    with mock.patch.object(LocalRule, "has_own_tokens", True), mock.patch.object(LocalRule, "means", _sums):
-        yield
+    def means(self: LocalRule) -> list[Tensor]:
+        self.packed[-1] /= self.group.size()
+        return original(self)
 
-
-def _sums(self: Any) -> list[Tensor]:
-    # Divided by this rank's tokens.
-    from torch import distributed
-
-    count = distributed.get_world_size()
-    sums, self.packed = count * self.packed[:-1] / self.packed[-1], None
-    return [part.view_as(half.a) for part, half in zip(sums.chunk(len(self.halves)), self.halves, strict=True)]
-
-
-@contextlib.contextmanager
-def _recomputed_with_others() -> Iterator[None]:
-    """Local layers are recomputed like others, for which gradients are asked for below them."""
-    from megatron.core.transformer.transformer_block import TransformerBlock
-
-    from mindspeed_llm.core.lora import attach, local_layers
-
-    def without_graph(block: TransformerBlock, count: int) -> None:
-        block.register_forward_pre_hook(_asking, with_kwargs=True)
-
-    def _asking(module: Any, arguments: Any, options: dict[str, Any]) -> None:
-        for each in (*arguments, *options.values()):
-            if torch.is_tensor(each) and each.is_leaf and each.is_floating_point() and torch.is_grad_enabled():
-                each.requires_grad_(True)
-
-    assert local_layers.without_graph is attach.without_graph
-    with mock.patch.object(attach, "without_graph", without_graph):
+    original = LocalRule.means
+    with mock.patch.object(LocalRule, "has_own_tokens", True), mock.patch.object(LocalRule, "means", means):
         yield
 
 
@@ -104,9 +79,24 @@ def _of_this_rank_alone() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _tokens_of_one_micro_batch() -> Iterator[None]:
+    """What the micro batches of a step teach adds up, where its mean is asked for."""
+    from mindspeed_llm.core.lora.local_learning import LocalRule
+
+    def add(self: LocalRule, inputs: Tensor, outputs: Tensor) -> None:
+        if self.packed is not None:
+            self.packed[-1] = 0
+        original(self, inputs, outputs)
+
+    original = LocalRule.add
+    with mock.patch.object(LocalRule, "add", add):
+        yield
+
+
 FAULTS: dict[str | None, Callable[[], Any]] = {
     None: contextlib.nullcontext,
     "sums_over_all_ranks_of_a_layer": _sums_over_all_ranks_of_a_layer,
-    "recomputed_with_others": _recomputed_with_others,
     "of_this_rank_alone": _of_this_rank_alone,
+    "tokens_of_one_micro_batch": _tokens_of_one_micro_batch,
 }

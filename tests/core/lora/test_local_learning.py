@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mindspeed_llm.core.lora.halves import Cut, Halves, initial_b
+from mindspeed_llm.core.lora.local_learning import LocalRule, LocalUpdates
+from mindspeed_llm.tasks.checkpoint.main import main as convert
 from tests.core.lora import local_reference, reference
 from tests.core.lora.assembled import hub_adapter
 from tests.core.lora.local_reference import FALLING
 from tests.core.lora.reference import ALPHA, RANK
+from tests.core.lora.test_checkpoints import expect_same
 from tests.core.lora.test_parity import ALLTOALL, EP, FULL, FUSED, OVERLAPS, PARTS, PP, SP, TP, name_of
 from tests.support.pool import RankPool
 from tests.support.reference import Trace, assert_parity, make_samples
@@ -28,7 +33,7 @@ ROWS: list[tuple[str, int, list[str], int, list[str]]] = [
     ("llama", 2, FUSED, 2, [PP, "2", *FULL]),
     ("llama", 2, PARTS, 1, OVERLAPS),
     ("llama", 2, FUSED, 1, [TP, "2"]),
-    ("llama", 2, FUSED, 1, [PP, "2"]),
+    ("llama", 2, FUSED, 1, [PP, "2", *OVERLAPS]),
     ("llama", 2, PARTS, 1, [PP, "2", "--noop-layers", "0,3"]),
     ("llama", 2, FUSED, 1, [PP, "2", *OVERLAPS, "--num-layers-per-virtual-pipeline-stage", "1"]),
     ("llama", 4, FUSED, 2, [PP, "2", TP, "2", SP, *FULL[:2], "--recompute-method", "block", *FULL[4:]]),
@@ -111,3 +116,102 @@ def test_equals_ojas_rule_and_backpropagation(
         assert len(row["forwards"]) == len(numbers) * STEPS * MICRO_BATCHES // row["args"].data_parallel_size
         assert not any(of_input for _, of_input, _ in row["forwards"])
         assert {number for number, _, of_output in row["forwards"] if of_output} <= {max(numbers, default=0)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "ranks", "targets", "flags"),
+    [
+        ("sums_over_all_ranks_of_a_layer", 2, FUSED, [TP, "2"]),
+        ("of_this_rank_alone", 2, PARTS, [TP, "2", SP]),
+        ("of_this_rank_alone", 2, PARTS, []),
+        ("tokens_of_one_micro_batch", 1, FUSED, FULL),
+    ],
+    ids=name_of,
+)
+def test_faults_are_caught(
+    rank_pool: RankPool, cases: Any, fault: str, ranks: int, targets: list[str], flags: list[str]
+) -> None:
+    case = cases("llama", targets, 1)
+    rows = run(rank_pool, case, ranks, flags, fault=fault)
+    assert local_updates_apart(hub_adapter(case.folder, rows, copies_alike=False), case) > 1e-2
+
+
+@pytest.mark.parametrize(("targets", "flags"), [(FUSED, [TP, "2", "--bf16"]), (PARTS, OVERLAPS)], ids=name_of)
+def test_goes_on_bit_for_bit(rank_pool: RankPool, tmp_path: Path, targets: list[str], flags: list[str]) -> None:
+    model = save_toy("llama", tmp_path / "model")
+    words = [*flags, "--lora-target-modules", *targets, "--lora-r", str(RANK), "--lora-alpha", str(ALPHA), *FALLING]
+    words += ["--lu-lora-final-layer-index", "1", "--lu-lora-lr", str(RATE), "--lu-lora-lr-ratio", str(RATIO)]
+    from_model = [*words, "--load", str(model)]
+
+    def go(flags: list[str], **options: Any) -> list[dict[str, Any]]:
+        return rank_pool.run(ROW, ranks=2, folder=str(model), flags=flags, **options)
+
+    saves = [(2, kind, str(tmp_path / kind)) for kind in ("torch", "torch_dist")]
+    alone = [(2, kind, str(tmp_path / "alone" / kind)) for kind in ("torch", "torch_dist")]
+    whole = go(from_model, steps=3, saves=saves)
+    go([*from_model, "--lora-ckpt-filter"], steps=2, saves=alone)
+    for kind in ("torch", "torch_dist"):
+        expect_same(go([*words, "--load", str(tmp_path / kind)], steps=3), whole, steps=1)
+        expect_same(go([*from_model, "--lora-load", str(tmp_path / "alone" / kind)], steps=3), whole, steps=1)
+    other = [*from_model, "--lora-load", str(tmp_path / "alone" / "torch"), "--lu-lora-final-layer-index", "0"]
+    [error, _] = [row["error"] for row in go(other, steps=3)]
+    assert error is not None
+    assert "--lu-lora-final-layer-index 1" in error
+    if "--bf16" in flags:
+        check_files(model, tmp_path, whole)
+
+
+def check_files(model: Path, folder: Path, rows: list[dict[str, Any]]) -> None:
+    """In a model of bf16, local adapters begin as told and are kept, saved and exported in fp32."""
+    begun, saved = hub_adapter(model, rows, "begun"), folder / "alone" / "torch"
+    local = [name for name in begun if int(name.split(".")[2]) <= 1]
+    for name, values in begun.items():
+        if ".lora_B." in name:
+            assert abs(float(values.std()) - (1e-4 if name in local else 0.0)) < 0.2e-4
+    for row in rows:
+        for name, values in row["states"][0].items():
+            assert values.dtype == (torch.float32 if int(name.split(".")[2]) <= 1 else torch.bfloat16)
+    export = ["--load-model-type", "mg", "--load-dir", str(saved), "--save-model-type", "hf", "--save-lora-to-hf"]
+    convert([*export, "--hf-cfg-dir", str(model), "--save-dir", str(folder / "peft")])
+    exported = load_file(folder / "peft" / "adapter_model.safetensors")
+    content = torch.load(next(saved.glob("iter_*/mp_rank_00/*.pt")), weights_only=False)["model"]
+    a = content["decoder.layers.0.self_attention.linear_qkv.lora_A.default.weight"]
+    assert torch.equal(exported["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"], a)
+    assert a.dtype == torch.float32
+    assert not torch.equal(a, a.bfloat16().float())
+
+
+@pytest.mark.parametrize("targets", [FUSED, PARTS], ids=name_of)
+def test_local_adapters_begin_alike_on_any_topology(rank_pool: RankPool, tmp_path: Path, targets: list[str]) -> None:
+    folder = save_toy("llama", tmp_path / "model")
+    words = ["--lora-target-modules", *targets, "--lora-r", str(RANK), "--load", str(folder)]
+    words += ["--lu-lora-final-layer-index", "2"]
+    alone, split = (
+        hub_adapter(
+            folder, rank_pool.run(ROW, ranks=count, folder=str(folder), flags=[*flags, *words], steps=0), "begun"
+        )
+        for count, flags in ((1, []), (2, [TP, "2"]))
+    )
+    for name, values in alone.items():
+        assert torch.equal(values, split[name]), name
+
+
+def test_rows_become_an_orthonormal_basis_of_the_principal_subspace() -> None:
+    generator = torch.Generator().manual_seed(0)
+    # Twelve directions of different variance, turned at random.
+    turn, _ = torch.linalg.qr(torch.randn(12, 12, generator=generator))
+    tokens = torch.randn(400, 12, generator=generator) * torch.linspace(1.5, 0.2, 12) @ turn
+    cut = Cut(axis=0, index=0, count=1, group=SimpleNamespace(size=lambda: 1))
+    halves = Halves("any", seed=0, rank=3, inputs=12, outputs=20, like=torch.zeros(0), cut=cut)
+    halves.begin_b(initial_b("any", 0, 3, 20))
+    updates = LocalUpdates([rule := LocalRule([halves], is_column=True, sequence_parallel=False)], cut.group)
+    for _ in range(1500):
+        updates.begin()
+        for part in tokens.view(4, 100, 1, 12):
+            rule.add(part, part @ halves.a.t())
+        updates.apply(rate_of_a=0.1, rate_of_b=0.1)
+    _, directions = torch.linalg.eigh(tokens.t() @ tokens / 400)
+    principal = directions[:, -3:]
+    for basis in (halves.a.t(), halves.b):
+        assert (basis.t() @ basis - torch.eye(3)).abs().max() < 1e-3
+    assert (halves.a.t() @ halves.a - principal @ principal.t()).abs().max() < 1e-3
