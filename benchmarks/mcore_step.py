@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -100,16 +101,27 @@ def measure_speed(arguments: Namespace) -> None:
         pretrain(_flags(arguments, batch=ranks * arguments.micro_batches, steps=steps, metrics=folder))
     if distributed.rank():
         return
-    for number, (mine, theirs) in enumerate(zip(turns.losses, turns.bare_losses, strict=False)):
-        print(f"round {number}: loss of ours {mine:.6f}, of the bare loop {theirs:.6f}")
-        if abs(mine - theirs) > SAME_LOSS * theirs:
-            sys.exit("the two do not compute the same: their times cannot be compared")
+    compare(turns.losses, turns.bare_losses, rounds=steps - 1)
     ours, bare = turns.ours[WARM_UP:], turns.bare[WARM_UP:]
     tokens = arguments.sequence * arguments.micro_batches * ranks
     for name, values in (("ours", ours), ("bare", bare)):
         times = " ".join(f"{value:.3f}" for value in values)
         print(f"{name}: {tokens * len(values) / sum(values):.1f} tokens/s, seconds per step {times}")
     print(speed_ratio(f"speed of ours / bare loop, {ranks} ranks", ours=ours, peer=bare).line(BAR), flush=True)
+
+
+def compare(ours: Sequence[float], bare: Sequence[float], *, rounds: int) -> None:
+    """Print the losses of both loops; our last step has no round.
+
+    Raises:
+        SystemExit: a loss is missing, is no number, or is not that of the other loop.
+    """
+    if (len(ours), len(bare)) != (rounds + 1, rounds):
+        sys.exit(f"{len(ours)} losses of ours and {len(bare)} of the bare loop, expected {rounds + 1} and {rounds}")
+    for number, (mine, theirs) in enumerate(zip(ours[:-1], bare, strict=True)):
+        print(f"round {number}: loss of ours {mine:.6f}, of the bare loop {theirs:.6f}")
+        if not (math.isfinite(theirs) and math.isclose(mine, theirs, rel_tol=SAME_LOSS)):
+            sys.exit("the two do not compute the same: their times cannot be compared")
 
 
 def measure_start(arguments: Namespace) -> None:
