@@ -39,11 +39,13 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def make_optimizer_tensors(
     model: nn.Module, optimizer: torch.optim.Optimizer, entries: Mapping[str, TensorStorageMetadata]
 ) -> None:
-    """Give each parameter that the checkpoint has state for empty moments in its own sharding, for a load to fill."""
+    """Give each parameter that is trained and that the checkpoint has state for empty moments in its own sharding, for
+    a load to fill. State of what is frozen now is left behind: trained again later, it begins anew.
+    """
     fused = any(group.get("fused") for group in optimizer.param_groups)
     for name, parameter in model.named_parameters():
-        if f"{OPTIMIZER}.{name}.{_MOMENTS[0]}" not in entries:
-            continue  # a parameter that never had a gradient
+        if not parameter.requires_grad or f"{OPTIMIZER}.{name}.{_MOMENTS[0]}" not in entries:
+            continue  # one without state never had a gradient
         step_device = parameter.device if fused else torch.device("cpu")
         optimizer.state[parameter] = {
             _STEP: torch.zeros((), dtype=torch.float32, device=step_device),
