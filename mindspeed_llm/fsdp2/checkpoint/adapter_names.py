@@ -17,7 +17,9 @@ ADAPTER = "default"
 """PEFT's name for the one adapter of a model."""
 
 _PREFIX = "base_model.model."
-_BASE = ".base_layer."
+BASE = ".base_layer."
+"""In the names of what a layer with an adapter holds besides it."""
+
 _HALVES = (f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight")
 Value = TypeVar("Value")
 
@@ -29,7 +31,7 @@ def is_adapter(name: str) -> bool:
 
 def original_name(name: str) -> str:
     """The name that a parameter of the model has without adapters."""
-    return name.replace(_BASE, ".")
+    return name.replace(BASE, ".")
 
 
 def name_in_file(name: str) -> str:

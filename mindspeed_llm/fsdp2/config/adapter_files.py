@@ -1,28 +1,17 @@
-"""Checks of an adapter's folder (PEFT's format) that need no tensor: adapter_config.json and the weight file."""
+"""What adapters' folders (PEFT's format) and exports hold, as far as it can be told without a tensor."""
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG as CONFIG
+from mindspeed_llm.tasks.checkpoint.peft_config import WEIGHTS as WEIGHTS
+from mindspeed_llm.tasks.checkpoint.peft_config import read_peft_config
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 FIELD = "model.adapter_name_or_path"
-# Settings with which an adapter is more than a product of two matrices on linear layers; the values without effect.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (None, False),
-    "use_qalora": (None, False),
-    "lora_bias": (None, False),
-    "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
-    "modules_to_save": (None, []),
-    "target_parameters": (None, []),
-    "layer_replication": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-}
+MERGED = "merged"
+"""Folder of the model with the adapter added to its weights, beside the adapter."""
 
 
 def read_adapter_config(text: str) -> dict[str, Any]:
@@ -41,22 +30,38 @@ def read_adapter_config(text: str) -> dict[str, Any]:
             f"{FIELD} = {text!r} {why}. Expected the folder of an adapter in PEFT's format, on this machine"
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{FIELD}: {path} is not the configuration of an adapter ({error!r}); copy it again") from None
-    if kind != "LORA":
-        raise UserError(f"{FIELD}: {path} has peft_type {kind!r}. Expected LORA")
-    if type(rank) is not int or rank < 1:
-        raise UserError(f"{FIELD}: {path} has r {rank!r}. Expected an integer >= 1")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha) or alpha <= 0:
-        raise UserError(f"{FIELD}: {path} has lora_alpha {alpha!r}. Expected a number > 0")
-    for name, harmless in _PLAIN.items():
-        if config.get(name) not in harmless:
-            raise UserError(
-                f"{FIELD}: {path} has {name} {config[name]!r}. Expected plain LoRA on linear layers; merge such an "
-                "adapter into the model with PEFT's merge_and_unload, and start from the merged model"
-            )
+        config = read_peft_config(path, may_vary=True)
+    except UserError as error:
+        raise UserError(f"{FIELD}: {error}") from None
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"{FIELD} = {text!r} has no {WEIGHTS} beside its {CONFIG}; copy it there")
     return config
+
+
+def adapter_scale(model: ModelConfig) -> dict[str, Any] | None:
+    """What adapters of these numbers are multiplied with, by the names of adapter_config.json; None without adapters.
+
+    Raises:
+        UserError: see `read_adapter_config`.
+    """
+    if not model.has_adapters:
+        return None
+    if model.adapter_name_or_path is None:
+        given: dict[str, Any] = {"r": model.lora_rank, "lora_alpha": model.chosen_alpha}
+    else:
+        given = read_adapter_config(model.adapter_name_or_path)
+    return {
+        "r": given["r"],
+        "lora_alpha": given["lora_alpha"],
+        "use_rslora": bool(given.get("use_rslora")),
+        "rank_pattern": given.get("rank_pattern") or {},
+        "alpha_pattern": given.get("alpha_pattern") or {},
+    }
+
+
+def replaced_by_export(folder: Path) -> list[Path]:
+    """The folders whose models and adapters an export to `folder` takes the place of.
+
+    `merged` belongs to the adapter beside it; without one it is a folder like any other.
+    """
+    return [folder / MERGED, folder] if (folder / CONFIG).is_file() else [folder]

@@ -122,3 +122,10 @@ class ModelConfig:
     def has_adapters(self) -> bool:
         """Whether adapters are trained instead of the model's own weights."""
         return self.lora_rank is not None or self.adapter_name_or_path is not None
+
+    @property
+    def chosen_alpha(self) -> float:
+        """The alpha of adapters that `lora_rank` switches on; whole numbers as integers, as PEFT's files have them."""
+        assert self.lora_rank is not None
+        alpha = 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        return int(alpha) if alpha == int(alpha) else alpha

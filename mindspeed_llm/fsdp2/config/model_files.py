@@ -9,9 +9,10 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config.adapter_files import CONFIG, WEIGHTS
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 
+INDEX = "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WEIGHT_FILES = (
-    ("model.safetensors.index.json", ("*.safetensors",)),
+    (INDEX, ("*.safetensors",)),
     ("pytorch_model.bin.index.json", ("*.bin", "*.pt")),
 )
 
@@ -31,7 +32,7 @@ def check_model_files(model: ModelConfig) -> dict[str, Any] | None:
     _check_family(model, description, folder)
     if not model.train_from_scratch:
         _check_weights(folder)
-        _check_no_adapter(folder)
+        check_no_adapter(folder)
     return description
 
 
@@ -96,7 +97,8 @@ def _check_weights(folder: Path) -> None:
     )
 
 
-def _check_no_adapter(folder: Path) -> None:
+def check_no_adapter(folder: Path) -> None:
+    """Raise UserError where a model's folder holds an adapter as well."""
     if (folder / CONFIG).is_file():
         raise UserError(
             f"model.model_name_or_path: {folder} holds an adapter too ({CONFIG}), which transformers would add to the "

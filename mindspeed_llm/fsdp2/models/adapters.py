@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.checkpoint.adapter_names import ADAPTER, is_adapter, name_in_file
+from mindspeed_llm.fsdp2.checkpoint.adapter_names import ADAPTER, BASE, is_adapter, name_in_file
 from mindspeed_llm.fsdp2.checkpoint.weight_files import LazyTensor, open_file
 from mindspeed_llm.fsdp2.config.adapter_files import FIELD, WEIGHTS, read_adapter_config
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
@@ -23,6 +23,10 @@ from mindspeed_llm.fsdp2.config.types import comma_list
 from mindspeed_llm.fsdp2.models.initialize import local_slices, local_tensor
 
 ALL = "all"
+_FOR_ONE_OF_BOTH = (
+    "the output head, which is the input embedding too (tie_word_embeddings): an adapter would be for one of both "
+    "only. Leave it out"
+)
 
 
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> LoraConfig:
@@ -34,6 +38,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> LoraConfig:
         inject_adapter_in_model(lora, model, adapter_name=ADAPTER, low_cpu_mem_usage=is_meta)
     except ValueError as error:  # its targets are not in this model, or no layers that can have adapters
         raise UserError(f"{_source(config)} does not fit {type(model).__name__}: {error}") from error
+    if isinstance(model.get_output_embeddings(), LoraLayer) and _ties_head(model):
+        raise UserError(f"{_source(config)}: among its targets is {_FOR_ONE_OF_BOTH}")
     adapters = [name for name, _ in model.named_parameters() if is_adapter(name)]
     others = [name for name, parameter in model.named_parameters() if parameter.requires_grad and not is_adapter(name)]
     if others or not adapters:
@@ -95,10 +101,9 @@ def _given(config: ModelConfig) -> LoraConfig:
 
 def _chosen(model: PreTrainedModel, config: ModelConfig) -> LoraConfig:
     assert config.lora_rank is not None
-    alpha = 2 * config.lora_rank if config.lora_alpha is None else config.lora_alpha
     return LoraConfig(
         r=config.lora_rank,
-        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # PEFT's files have an integer as a rule
+        lora_alpha=config.chosen_alpha,  # type: ignore[arg-type]  # PEFT calculates with any number
         lora_dropout=config.lora_dropout,
         target_modules=lora_targets(model, config.lora_target),
         task_type="CAUSAL_LM",
@@ -134,12 +139,13 @@ def lora_targets(model: PreTrainedModel, text: str) -> list[str]:
                 f"model.lora_target: {target!r} matches {other[0]}, which is no linear layer "
                 f"({type(modules[other[0]]).__name__}); {expected}"
             )
-        if heads.intersection(found) and model.config.get_text_config().tie_word_embeddings:
-            raise UserError(
-                f"model.lora_target: {target!r} is the output head, which is the input embedding too "
-                "(tie_word_embeddings): an adapter would be for one of both only. Leave it out"
-            )
+        if heads.intersection(found) and _ties_head(model):
+            raise UserError(f"model.lora_target: {target!r} is {_FOR_ONE_OF_BOTH}")
     return sorted(targets)
+
+
+def _ties_head(model: PreTrainedModel) -> bool:
+    return model.config.get_text_config().tie_word_embeddings
 
 
 def _matches(name: str, target: str) -> bool:
@@ -161,6 +167,12 @@ def _stored(model: nn.Module, folder: str) -> dict[str, LazyTensor]:
     found = open_file(path)
     wanted = {name_in_file(name): (name, p) for name, p in model.named_parameters() if is_adapter(name)}
     missing, spare = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    weights = [name for name in spare if BASE in name]
+    if weights and not missing:
+        raise UserError(
+            f"{FIELD}: {path} holds weights of the model beside the adapter ({', '.join(weights[:3])}), which would be "
+            "left out. Save it with PEFT's save_pretrained(..., save_embedding_layers=False)"
+        )
     if missing or spare:
         parts = [f"{len(missing)} tensors are not in it ({', '.join(missing[:3])})"] if missing else []
         parts += [f"{len(spare)} of its tensors have no place ({', '.join(spare[:3])})"] if spare else []

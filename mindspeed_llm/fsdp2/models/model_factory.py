@@ -16,6 +16,7 @@ from mindspeed_llm.fsdp2.checkpoint.hf_load import load_weights, read_weight_map
 from mindspeed_llm.fsdp2.checkpoint.hf_names import ModelWeights
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.fsdp2.config.model_files import check_no_adapter
 from mindspeed_llm.fsdp2.config.reference_model import naming_reference, reference_config
 from mindspeed_llm.fsdp2.distributed.fsdp import ShardedModel
 from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
@@ -242,7 +243,7 @@ def _local_folder(config: ModelConfig) -> Path:
         return folder
     from huggingface_hub import snapshot_download
 
-    return Path(
+    folder = Path(
         snapshot_download(
             config.model_name_or_path,
             revision=config.model_revision,
@@ -251,3 +252,5 @@ def _local_folder(config: ModelConfig) -> Path:
             allow_patterns=["*.json", "*.safetensors", "*.bin"],
         )
     )
+    check_no_adapter(folder)  # of a folder on this machine the checks of the configuration have seen it
+    return folder

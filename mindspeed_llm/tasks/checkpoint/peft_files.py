@@ -7,7 +7,6 @@ tensors `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` and `..
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,35 +20,15 @@ from mindspeed_llm.tasks.checkpoint.hf_reader import StoredHf, open_weight_file
 from mindspeed_llm.tasks.checkpoint.layout import Topology
 from mindspeed_llm.tasks.checkpoint.lora import Place, places, split_name
 from mindspeed_llm.tasks.checkpoint.model import bind
+from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG, WEIGHTS, read_peft_config
 from mindspeed_llm.tasks.checkpoint.plan import Plan
 from mindspeed_llm.tasks.checkpoint.rules import StackedExperts
 from mindspeed_llm.tasks.checkpoint.sources import HfSource
 from mindspeed_llm.tasks.checkpoint.staging import write_text
 from mindspeed_llm.tasks.checkpoint.tables import Family
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 _OLD_WEIGHTS = "adapter_model.bin"
 _PREFIX = "base_model.model."
-# Settings of LoraConfig under which an adapter is not just alpha / r * B A, alike on all layers: the harmless values.
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (None, False),
-    "use_rslora": (None, False),
-    "use_qalora": (None, False),
-    "lora_bias": (None, False),
-    "bias": (None, "none"),
-    "fan_in_fan_out": (None, False),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layers_to_transform": (None, []),
-    "layer_replication": (None, []),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-}
-# Ways to begin that change the weights of the model, too.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def is_peft(folder: Path) -> bool:
@@ -72,7 +51,7 @@ def open_peft(
             others have, or shapes do not fit the model; says which.
     """
     path = (config_folder or folder) / CONFIG
-    config = _read_config(path)
+    config = read_peft_config(path)
     stored = _stored(folder, family)
     chosen = _places(folder, stored, family)
     # No class of transformers has MTP layers.
@@ -110,33 +89,6 @@ def weight_files(folder: Path) -> list[Path]:
     if not found:
         raise UserError(f"{folder} has no {WEIGHTS} beside its {CONFIG}; copy it there")
     return found[:1]
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; expected the folder of an adapter, with it and {WEIGHTS}") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{path}: not the configuration of an adapter ({error!r})") from None
-    if kind != "LORA":
-        raise UserError(f"{path}: peft_type {kind!r}; expected LORA")
-    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
-        raise UserError(f"{path}: r {rank!r}, lora_alpha {alpha!r}; expected a whole number above 0, and a number")
-    for name, harmless in _PLAIN.items():
-        if config.get(name) not in harmless:
-            raise UserError(
-                f"{path}: {name} {config[name]!r}; only alpha / r * B A, alike on all layers, can be converted. "
-                "Merge it with PEFT's merge_and_unload instead"
-            )
-    begun = config.get("init_lora_weights")
-    if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
-        raise UserError(
-            f"{path}: init_lora_weights {begun!r} changed the weights of the model, too; save the adapter with PEFT's "
-            "path_initial_model_for_weight_conversion, or merge it with merge_and_unload"
-        )
-    return config
 
 
 def _stored(folder: Path, family: Family) -> dict[str, StoredHf]:

@@ -107,3 +107,15 @@ def test_a_pattern_that_matches_nothing_is_found_before_weights_are_read(
     monkeypatch.setattr(model_factory.AutoModelForCausalLM, "from_pretrained", too_early)
     with pytest.raises(UserError, match=rf"parallel\.{field}: .*model\.layer\.\{{\*\}}.* matches no module of Llama"):
         ModelFactory.create(config, mesh=None, device=torch.device("cpu"))
+
+
+def test_an_adapter_beside_the_weights_of_a_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would add it, or even load the model that its configuration names."""
+    folder = save_toy("llama", tmp_path / "snapshot")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(folder))
+    model = build_on_meta(toy_config(str(folder)), load_model_config(ModelConfig(model_name_or_path=str(folder))))
+    hub = ModelConfig(model_name_or_path="organisation/name")
+    check_weights(hub, model)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="snapshot holds an adapter too"):
+        check_weights(hub, model)

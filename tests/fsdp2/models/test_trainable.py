@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.adapter_names import is_adapter, name_in_file, original_name
@@ -142,22 +142,72 @@ def test_an_adapter_of_another_model(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"r": 0}, "has r 0"),
-        ({"lora_alpha": 0}, "has lora_alpha 0"),
-        ({"use_dora": True}, "has use_dora True"),
-        ({"modules_to_save": ["lm_head"]}, "has modules_to_save"),
+        ({"r": 0}, "r 0, lora_alpha 6; expected"),
+        ({"lora_alpha": 0}, "r 4, lora_alpha 0; expected"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern {'q_proj': 0}; expected"),
+        ({"alpha_pattern": {"q_proj": "8"}}, "alpha_pattern {'q_proj': '8'}; expected"),
+        ({"use_dora": True}, "use_dora True; only"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' changed the weights of the model, too"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights 'olora' changed"),
     ],
 )
 def test_adapters_that_are_no_plain_lora(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     folder = save_toy("llama", tmp_path / "model")
     adapter = Path(peft_adapter(folder, tmp_path / "adapter", targets=["q_proj"]))
     path = adapter / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(UserError, match=message):
+    saved = path.read_text()
+    path.write_text(json.dumps(json.loads(saved) | changes))
+    with pytest.raises(UserError, match=rf"^model\.adapter_name_or_path: .*adapter_config\.json: {message}"):
         choose_trainable(build_toy("llama"), config(adapter_name_or_path=str(adapter)))
     with pytest.raises(UserError, match="holds a model"):
         choose_trainable(build_toy("llama"), config(adapter_name_or_path=str(folder)))
+    path.write_text(saved)
     (adapter / "adapter_model.safetensors").unlink()
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"peft_type": "LORA", "r": 4, "lora_alpha": 6}))
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"has no adapter_model\.safetensors"):
         choose_trainable(build_toy("llama"), config(adapter_name_or_path=str(adapter)))
+
+
+@pytest.mark.parametrize("begun", ["pissa", "olora"])
+def test_an_adapter_that_peft_began_by_changing_the_model(tmp_path: Path, begun: str) -> None:
+    """PEFT itself begins and saves it; its two matrices belong to weights that the model's folder does not have."""
+    adapted = get_peft_model(build_toy("llama"), LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=begun))
+    adapted.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"init_lora_weights '{begun}' changed"):
+        choose_trainable(build_toy("llama"), config(adapter_name_or_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("changes", [{"use_rslora": True}, {"alpha_pattern": {"layers.1.self_attn.q_proj": 16}}])
+def test_adapters_that_count_otherwise(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """What the converter refuses is right here: layers are PEFT's own."""
+    folder = save_toy("llama", tmp_path / "model")
+    adapter = Path(peft_adapter(folder, tmp_path / "adapter", targets=["q_proj"]))
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    model = build_toy("llama")
+    choose_trainable(model, config(adapter_name_or_path=str(adapter)))
+    fill_adapters(model, config(adapter_name_or_path=str(adapter)), seed=0)
+    theirs = PeftModel.from_pretrained(build_toy("llama"), str(adapter))
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=IDS).logits, theirs(input_ids=IDS).logits)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_adapter_on_a_tied_head(tmp_path: Path, device: str) -> None:
+    folder = save_toy("llama_tied", tmp_path / "model")
+    targets = ["q_proj", "lm_head"]
+    adapter = peft_adapter(folder, tmp_path / "adapter", targets=targets, save_embedding_layers=False)
+    with pytest.raises(UserError, match=r"^model\.adapter_name_or_path = .* output head, .* \(tie_word_embeddings\)"):
+        choose_trainable(build_toy("llama_tied").to(device), config(adapter_name_or_path=adapter))
+
+
+def test_weights_of_the_model_in_the_file_of_an_adapter(tmp_path: Path) -> None:
+    """PEFT saves those of an adapted head, unless it is told not to."""
+    folder = save_toy("llama", tmp_path / "model")
+    adapter = peft_adapter(folder, tmp_path / "adapter", targets=["q_proj", "lm_head"])
+    with pytest.raises(UserError, match=r"lm_head\.base_layer\.weight.*save_embedding_layers=False"):
+        choose_trainable(build_toy("llama"), config(adapter_name_or_path=adapter))
+    adapter = peft_adapter(folder, tmp_path / "less", targets=["q_proj", "lm_head"], save_embedding_layers=False)
+    model = build_toy("llama")
+    choose_trainable(model, config(adapter_name_or_path=adapter))
+    assert any(name.startswith("lm_head.lora_A") for name in trained(model))

@@ -20,8 +20,8 @@ from tests.distributed import runs
 PROBE = torch.arange(3, 19).reshape(2, 8)
 
 
-def peft_adapter(model: Path, folder: Path, *, targets: list[str], rank: int = 4, alpha: int = 6) -> str:
-    """An adapter of PEFT's own for `model`, saved by PEFT, with both halves random."""
+def peft_adapter(model: Path, folder: Path, *, targets: list[str], rank: int = 4, alpha: int = 6, **saving: Any) -> str:
+    """An adapter of PEFT's own for `model`, saved by PEFT (with `saving`), both halves random."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapted = get_peft_model(base, LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM"))
     generator = torch.Generator().manual_seed(5)
@@ -29,7 +29,7 @@ def peft_adapter(model: Path, folder: Path, *, targets: list[str], rank: int = 4
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
                 parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
-    adapted.save_pretrained(folder)
+    adapted.save_pretrained(folder, **saving)
     return str(folder)
 
 
