@@ -19,6 +19,7 @@ from mindspeed_llm.fsdp2.checkpoint.hf_writer import HfWriter, let_generation_st
 from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest, size_text
 from mindspeed_llm.fsdp2.checkpoint.train_state import MODEL, check_entries
 from mindspeed_llm.fsdp2.checkpoint.weight_files import has_weights, indexed_names, open_weights
+from mindspeed_llm.fsdp2.config.adapter_files import replaced_by_export
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
@@ -59,9 +60,9 @@ def convert(
     _refuse_adapters(folder, manifest)
     model_config = _model_config(manifest, model_configs, trust_remote_code)
     source = Path(model_config.model_name_or_path)
-    if save_dir.resolve() == source.resolve():
+    if source.resolve() in [folder.resolve() for folder in replaced_by_export(save_dir)]:
         raise UserError(
-            f"--save-dir: {save_dir} holds the source model, which would be overwritten; name another folder"
+            f"--save-dir: an export to {save_dir} would overwrite the source model {source}; name another folder"
         )
     source_config = load_model_config(model_config)
     # A copy: building a model notes its type and implementations in the configuration.

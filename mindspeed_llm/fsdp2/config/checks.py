@@ -5,7 +5,8 @@ from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import why_unwritable
-from mindspeed_llm.fsdp2.config.adapter_files import read_adapter_config
+from mindspeed_llm.fsdp2.checkpoint.manifest import exports_folder, steps_in
+from mindspeed_llm.fsdp2.config.adapter_files import MERGED, read_adapter_config, replaced_by_export
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config
 from mindspeed_llm.fsdp2.config.data_checks import check_data, data_notices
 from mindspeed_llm.fsdp2.config.fields import FieldSpec, all_fields
@@ -44,6 +45,9 @@ _PATTERN_FIELDS = (
     "parallel.recompute_modules",
     "parallel.chunk_mbs_modules",
 )
+
+
+_STARTS_FROM = ("model.model_name_or_path", "training.ref_model", "model.adapter_name_or_path")
 
 
 def check_config(config: Config, *, world_size: int) -> list[str]:
@@ -141,6 +145,12 @@ def _check_training(config: Config) -> None:
             f"training.min_lr = {training.min_lr:g} is above training.lr = {training.lr:g}: the cosine falls from "
             "lr to min_lr. Lower min_lr."
         )
+    # A folder of tokenized data may bring its own.
+    if training.eval_samples and not config.data.has_eval_data and config.data.tokenized_path is None:
+        raise UserError(
+            f"training.eval_samples = {training.eval_samples} asks prompts of the evaluation data, but there is none: "
+            "set data.eval_dataset or data.val_size (manager mg: data.split), or leave it out"
+        )
     for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers"):
         value = getattr(training, name)
         if value and training.dataloader_num_workers == 0:
@@ -212,12 +222,32 @@ def _check_output_dir(config: Config) -> None:
     path = Path(text)
     if reason := why_unwritable(path):
         raise UserError(f"training.output_dir = {text!r} cannot be written: {reason}; name another folder")
-    model = Path(config.model.model_name_or_path)
-    if path.exists() and model.exists() and path.samefile(model):
+    for key in _STARTS_FROM:
+        source = value_of(config, key)
+        if source is not None and Path(source).exists():
+            _check_kept(config, key, Path(source))
+
+
+def _check_kept(config: Config, key: str, source: Path) -> None:
+    """What a run starts from must still be there when it has ended, and when it resumes."""
+    text = config.training.output_dir
+    path = Path(text)
+    if path.exists() and path.samefile(source):
         raise UserError(
-            f"training.output_dir and model.model_name_or_path are the same folder {text!r}: the trained model would "
-            "overwrite the one it starts from. Name another output_dir."
+            f"training.output_dir and {key} are the same folder {text!r}: the trained model would overwrite what it "
+            "starts from. Name another output_dir."
         )
+    taken = [folder for folder in replaced_by_export(path) if folder != path]
+    if config.training.merge_adapter:
+        taken.append(path / MERGED)
+    if steps_in(exports_folder(path)):
+        taken.append(exports_folder(path))  # an earlier run's, which is set aside as a whole
+    for folder in taken:
+        if source.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"{key} = {str(source)!r} is an export in training.output_dir = {text!r}: the run would replace it or "
+                "move it away. Name another output_dir."
+            )
 
 
 def _notices(config: Config) -> list[str]:

@@ -183,8 +183,15 @@ def test_model_directories_that_do_not_serve(checkpoint: Path, tmp_path: Path) -
 
 def test_the_source_model_is_not_overwritten(checkpoint: Path, tmp_path: Path) -> None:
     before = sorted(path.name for path in (tmp_path / "source").iterdir())
-    assert "would be overwritten" in refuse("--load-dir", checkpoint, "--save-dir", tmp_path / "source")
+    assert "would overwrite" in refuse("--load-dir", checkpoint, "--save-dir", tmp_path / "source")
     assert sorted(path.name for path in (tmp_path / "source").iterdir()) == before
+    # Beside an adapter, `merged` is its model, which an export takes the place of.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "adapter_config.json").write_text("{}")
+    merged = (tmp_path / "source").rename(tmp_path / "run" / "merged")
+    text = refuse("--load-dir", checkpoint, "--model-configs", merged, "--save-dir", tmp_path / "run")
+    assert f"would overwrite the source model {merged}" in text
+    assert sorted(path.name for path in merged.iterdir()) == before
 
 
 @pytest.mark.parametrize("size", ["0", "-5"])
