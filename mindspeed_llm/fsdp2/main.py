@@ -139,9 +139,8 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
         logger.info("No checkpoint in %s yet: training starts at step 0", training.output_dir)
     # A checkpoint of the model alone gives the weights to start from, and nothing to go on with.
     progress = chosen[1].progress if chosen and chosen[1].has_optimizer else None
-    start, changes = None, None
+    start, changes = None, check_settings(chosen[1], config) if chosen else None
     if chosen and progress is not None:
-        changes = check_settings(chosen[1], config)
         start = DataPosition(step=progress["step"], samples=progress["samples"], layouts=tuple(progress["layouts"]))
     data = DataFactory(config, tokenizer).build(
         rank=mesh.rank, world_size=mesh.size, global_batch_size=micro_batches * mesh.size, start=start
@@ -210,6 +209,7 @@ def _are_there_checkpoints(config: Config) -> bool:
 
 def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
     from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager, RunFacts
+    from mindspeed_llm.fsdp2.config.adapter_files import adapter_scale
     from mindspeed_llm.observability.versions import versions
     from mindspeed_llm.platform.device import device_name
 
@@ -226,6 +226,7 @@ def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
             },
             versions=versions(device_name=device_name()),
             config=resolved_dict(config),
+            adapter=adapter_scale(config.model),
         ),
         total_limit=training.save_total_limit,
         only_model=training.save_only_model,
@@ -235,8 +236,8 @@ def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
 
 
 def _last_file_of_export(config: Config) -> str:
-    from mindspeed_llm.fsdp2.checkpoint.publish import MERGED
     from mindspeed_llm.fsdp2.config.adapter_files import CONFIG as ADAPTER_CONFIG
+    from mindspeed_llm.fsdp2.config.adapter_files import MERGED
 
     if not config.model.has_adapters:
         return "config.json"

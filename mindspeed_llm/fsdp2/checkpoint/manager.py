@@ -41,6 +41,7 @@ class RunFacts:
     topology: dict[str, int]
     versions: dict[str, str]
     config: dict[str, Any]
+    adapter: dict[str, Any] | None = None
 
 
 @dataclass(kw_only=True)
@@ -340,6 +341,7 @@ class CheckpointManager:
                 progress=job.progress,
                 versions=self._facts.versions,
                 config=self._facts.config,
+                adapter=self._facts.adapter,
             ),
         )
         sync_folder(temporary / layout.EXTRA_STATE)

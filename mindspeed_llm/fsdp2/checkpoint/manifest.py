@@ -47,7 +47,8 @@ class Manifest:
 
     files: relative name -> {"size": bytes, "xxh3": hex digest}. topology: ranks, replicas, shards, micro batch size
     and accumulation of the run that wrote it. progress: what the trainer needs to go on. versions and config are for
-    people. In the file a `checksum` follows: the xxh3-128 of its text up to there.
+    people. adapter: what the numbers of adapters mean, see `adapter_scale`; None for a model. In the file a `checksum`
+    follows: the xxh3-128 of its text up to there.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Manifest:
     progress: dict[str, Any]
     versions: dict[str, str]
     config: dict[str, Any]
+    adapter: dict[str, Any] | None = None
     format: int = FORMAT
 
 
@@ -128,6 +130,8 @@ def _wrong_value(manifest: Manifest) -> str | None:
     for name in ("files", "topology", "progress", "versions", "config"):
         if not isinstance(getattr(manifest, name), dict):
             return f"{name} is no mapping"
+    if not isinstance(manifest.adapter, dict | None):
+        return "adapter is no mapping"
     if not isinstance(manifest.topology.get("ranks"), int):
         return "topology names no number of ranks"
     if problem := lists.wrong_entry(manifest.files):

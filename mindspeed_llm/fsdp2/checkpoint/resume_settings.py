@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint, Manifest, find_checkpoints, read_manifest
 from mindspeed_llm.fsdp2.checkpoint.resume_source import LATEST
+from mindspeed_llm.fsdp2.config.adapter_files import adapter_scale
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config, resolved_dict
 from mindspeed_llm.fsdp2.config.fields import all_fields
 from mindspeed_llm.fsdp2.config.help import shown
@@ -32,13 +33,14 @@ _NO_MATTER = frozenset(
         "stop_on_nonfinite_loss",
     )
 )
-_NO_MATTER_BEGINNINGS = ("training.save_", "training.profile", "inference.")
+_NO_MATTER_BEGINNINGS = ("training.save_", "training.profile", "training.eval_samples", "inference.")
 _SCHEDULE = tuple(
     f"training.{name}"
     for name in ("max_steps", "num_train_epochs", "lr", "min_lr", "warmup_ratio", "lr_scheduler_type")
 )
 # The place of a sample in the data of the one is no place in that of the other.
 _DATA_KINDS = ("training.stage", "data.data_manager_type", "data.streaming")
+_MODEL = "model.model_name_or_path"
 _WHAT_TO_DO = (
     "to train the weights further with it, start anew from the exported model (model.model_name_or_path), with another "
     "training.output_dir and without resume_from_checkpoint"
@@ -60,18 +62,26 @@ def check_planned_resume(config: Config) -> str | None:
             manifest = read_manifest(folder)
         except DamagedCheckpoint:
             continue
-        return check_settings(manifest, config) if manifest.has_optimizer else None
+        return check_settings(manifest, config)
     return None
 
 
 def check_settings(manifest: Manifest, config: Config) -> str | None:
-    """The line to log about settings that have changed since the checkpoint, or None.
+    """The line to log about settings that have changed since the checkpoint, or None. Of a run that takes no more than
+    weights from it, this is about the model that adapters are for.
 
     Raises:
-        UserError: the checkpoint's position has no meaning in data of another kind, or lies beyond max_steps.
+        UserError: adapters would count otherwise than they did; the checkpoint's position has no meaning in data of
+            another kind, or lies beyond max_steps.
     """
+    _check_adapter(manifest, config)
     # As JSON has it, which the manifest went through.
     old, new = _flat(manifest.config), _flat(json.loads(json.dumps(resolved_dict(config))))
+    if not manifest.has_optimizer:
+        was, now = old.get(_MODEL), new[_MODEL]
+        if manifest.adapter is None or was == now:
+            return None
+        return f"the checkpoint's adapters were trained for {_MODEL} = {shown(was)}, and are put on {shown(now)}"
     for key in _DATA_KINDS:
         before = old.get(key, all_fields()[key].default)
         if before != new[key]:
@@ -99,6 +109,21 @@ def check_settings(manifest: Manifest, config: Config) -> str | None:
             f"{manifest.step} as it was begun"
         )
     return line
+
+
+def _check_adapter(manifest: Manifest, config: Config) -> None:
+    before, now = manifest.adapter, adapter_scale(config.model)
+    if before is None or now is None:
+        return  # where only one has adapters, names of tensors tell
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        source = "adapter_name_or_path" if config.model.adapter_name_or_path is not None else "lora_rank"
+        was, has = (", ".join(f"{name} {numbers.get(name)}" for name in changed) for numbers in (before, now))
+        raise UserError(
+            f"model.{source} = {shown(getattr(config.model, source))} gives adapters of {has}, but those in the "
+            f"checkpoint of step {manifest.step} were trained with {was}: they would change the model otherwise than "
+            "they did. Set model.lora_rank, model.lora_alpha or model.adapter_name_or_path back"
+        )
 
 
 def check_data_length(manifest: Manifest, data: TrainSource, training: TrainingConfig) -> None:

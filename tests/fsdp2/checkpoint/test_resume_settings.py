@@ -102,6 +102,48 @@ def test_max_steps_before_the_checkpoint() -> None:
     assert check_settings(MANIFEST, changed(training={"max_steps": 10})) is not None
 
 
+ADAPTED = changed(model={"lora_rank": 4, "lora_alpha": 8.0})
+OF_ADAPTERS = replace(
+    MANIFEST,
+    has_optimizer=False,
+    config=json.loads(json.dumps(resolved_dict(ADAPTED))),
+    adapter={"r": 4, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}},
+)
+
+
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_adapters_that_would_count_otherwise(tmp_path: Path, has_optimizer: bool) -> None:
+    manifest = replace(OF_ADAPTERS, has_optimizer=has_optimizer)
+    assert check_settings(manifest, ADAPTED) is None
+    line = check_settings(manifest, changed(model={"lora_rank": 4}))  # the same alpha, twice the rank
+    assert (line is not None) == has_optimizer
+    with pytest.raises(UserError, match=r"lora_rank = 4 gives adapters of lora_alpha 32.* trained with lora_alpha 8:"):
+        check_settings(manifest, changed(model={"lora_rank": 4, "lora_alpha": 32.0}))
+    with pytest.raises(UserError, match=r"gives adapters of r 8, .* trained with r 4"):
+        check_settings(manifest, changed(model={"lora_rank": 8, "lora_alpha": 8.0}))
+    adapter = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "adapter_model.safetensors").touch()
+    for more, message in (
+        ({"use_rslora": True}, "use_rslora True.* use_rslora False"),
+        ({"alpha_pattern": {"q_proj": 16}}, r"adapters of alpha_pattern {'q_proj': 16}.* alpha_pattern {}"),
+        ({"rank_pattern": {"q_proj": 2}}, r"adapters of rank_pattern {'q_proj': 2}"),
+    ):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(adapter | more))
+        with pytest.raises(UserError, match=message):
+            check_settings(manifest, changed(model={"adapter_name_or_path": str(tmp_path)}))
+
+
+def test_adapters_on_another_model() -> None:
+    """A run that goes on says it among the settings that differ; so does one that takes the adapters alone."""
+    other = replace(ADAPTED, model=replace(ADAPTED.model, model_name_or_path="other"))
+    line = check_settings(OF_ADAPTERS, other)
+    assert line == "the checkpoint's adapters were trained for model.model_name_or_path = m, and are put on other"
+    line = check_settings(replace(OF_ADAPTERS, has_optimizer=True), other)
+    assert line is not None and "model.model_name_or_path m -> other" in line
+    of_model = replace(MANIFEST, has_optimizer=False)
+    assert check_settings(of_model, changed(model={"model_name_or_path": "other"})) is None
+
+
 def check_length(num_samples: int, manifest: Manifest = MANIFEST, **training: Any) -> None:
     check_data_length(manifest, SimpleNamespace(num_samples=num_samples), replace(BASE.training, **training))  # type: ignore[arg-type]
 
@@ -142,3 +184,9 @@ def test_check_sees_what_the_run_would_refuse(tmp_path: Path, wanted: str) -> No
     assert "training.lr" in (planned(lr=0.5) or "")
     with pytest.raises(UserError, match=r"training\.max_steps = 9 lies before the checkpoint"):
         planned(max_steps=9)
+    # The numbers of adapters are looked at whatever is taken over.
+    write_manifest(folder, replace(OF_ADAPTERS, files=files, topology={"ranks": 1}, progress=progress))
+    place = wanted if wanted == "latest" else str(tmp_path / wanted)
+    where = {"output_dir": str(tmp_path), "resume_from_checkpoint": place}
+    with pytest.raises(UserError, match="adapters of lora_alpha 16"):
+        check_planned_resume(changed(training=where, model={"lora_rank": 4, "lora_alpha": 16.0}))
