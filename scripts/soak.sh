@@ -18,6 +18,14 @@
 #                              train_fsdp2.py on the same samples; two tensor-parallel ranks must be refused. FILE is
 #                              text, {"text": ...} on each line; default: made from Python's manual.
 #                              [about 5 minutes on 2 cores]
+#   lora_smollm2 [--data FILE]  train adapters on SmolLM2-135M-Instruct with 200 alpaca records for 40 steps, on both
+#                              backends from one adapter of PEFT: the losses of each step and of 20 held-out records
+#                              must agree within 1e-3, and the latter must fall. FILE is an alpaca json or jsonl with
+#                              220 records of at most 128 tokens; default: ../shared/data/sft/alpaca_en_demo.json.
+#                              [about 5 minutes on 2 cores]
+#   dpo_smollm2 [--data FILE]  the same with preference pairs for 20 steps (--stage dpo): the margin of 10 held-out pairs
+#                              must rise. FILE holds pairs in the style of sharegpt, 42 of at most 256 tokens a side;
+#                              default: ../shared/data/sft/dpo_en_demo.json.  [about 5 minutes on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
@@ -127,6 +135,30 @@ job_mcore_smollm2() {
         ${options[@]+"${options[@]}"}
 }
 
+# Both backends on the same records; takes the name of the job, its default data and its options.
+both_backends() {
+    local job=$1 data=$2 out=$SOAK_OUT/${1}_smollm2
+    shift 2
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --data)
+            [ $# -ge 2 ] || die "--data: expected a file after it"
+            data=$2
+            [[ "$data" == /* ]] || data=$invoked_from/$data
+            shift 2
+            ;;
+        *) die "${job}_smollm2: unknown option $1 (known: --data FILE)" ;;
+        esac
+    done
+    [ -f "$data" ] || die "--data $data: no such file"
+    setup_environment "$here" dev,demo
+    mkdir -p "$out"
+    "$PY" scripts/demo_model.py --out "$out/model"
+    say "training on $data with both backends"
+    rm -rf "$out/runs"
+    "$PY" -m tests.tasks.posttrain.smollm2 "$job" --model "$out/model" --data "$data" --out "$out/runs"
+}
+
 here=0
 if [ "${1:-}" = --here ]; then
     here=1
@@ -139,7 +171,12 @@ sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
 mcore_kill) job_mcore_kill "${@:2}" ;;
 mcore_smollm2) job_mcore_smollm2 "${@:2}" ;;
+lora_smollm2) both_backends lora ../shared/data/sft/alpaca_en_demo.json "${@:2}" ;;
+dpo_smollm2) both_backends dpo ../shared/data/sft/dpo_en_demo.json "${@:2}" ;;
 convert_grid) job_convert_grid "${@:2}" ;;
 whole_grids) job_whole_grids "${@:2}" ;;
-*) die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, mcore_smollm2, convert_grid, whole_grids)" ;;
+*)
+    die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, mcore_smollm2, lora_smollm2, dpo_smollm2," \
+        "convert_grid, whole_grids)"
+    ;;
 esac

@@ -65,6 +65,8 @@ def test_shellcheck_finds_nothing() -> None:
         ("scripts/soak.sh", ["sft_smollm2", "--data"], {}, "--data: expected a file"),
         ("scripts/soak.sh", ["sft_smollm2", "--data", "missing.json"], {}, "missing.json: no such file"),
         ("scripts/soak.sh", ["mcore_smollm2", "--data", "missing.json"], {}, "missing.json: no such file"),
+        ("scripts/soak.sh", ["lora_smollm2", "--data", "missing.json"], {}, "missing.json: no such file"),
+        ("scripts/soak.sh", ["dpo_smollm2", "--steps", "3"], {}, "dpo_smollm2: unknown option --steps"),
         ("scripts/soak.sh", ["mcore_smollm2", "--steps", "0"], {}, "--steps 0: expected a whole number above 0"),
     ],
 )
