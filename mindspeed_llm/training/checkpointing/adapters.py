@@ -75,10 +75,10 @@ def _is_peft(folder: Path) -> bool:
 
 def _for_model(args: Namespace, *, from_peft: bool) -> Namespace:
     """The arguments with which the checkpoint of `--load` is looked for."""
-    if args.lora_load is None:
+    if args.lora_load is None or from_peft:
         return args
-    # Its weights alone are taken, and --ckpt-step is a step of the adapters where those have any.
-    return Namespace(**{**vars(args), "finetune": True, "ckpt_step": args.ckpt_step if from_peft else None})
+    # --ckpt-step is a step of the adapters.
+    return Namespace(**{**vars(args), "ckpt_step": None})
 
 
 def _load_model(found: Opened, args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
