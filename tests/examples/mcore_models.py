@@ -195,22 +195,7 @@ _QWEN25_7B = Example(
 )
 _QWEN3_30B = "qwen3_moe/pretrain_qwen3_30b_a3b_4K_ptd"
 
-TUNING_EXAMPLES: dict[str, Example] = {
-    **{
-        f"qwen3/tune_qwen3_{size}_4K_{how}_ptd": EXAMPLES[f"qwen3/pretrain_qwen3_{size}_4K_ptd"]
-        for size in ("8b", "0point6b", "1point7b", "14b", "32b")
-        for how in ("full", "lora")
-    },
-    "qwen3_moe/dpo_qwen3_30b_a3b_4K_ptd": EXAMPLES[_QWEN3_30B],
-    "qwen3_moe/tune_qwen3_30b_a3b_4K_full_ptd": EXAMPLES[_QWEN3_30B],
-    "qwen3_moe/tune_qwen3_30b_a3b_4K_lora_ptd": EXAMPLES[_QWEN3_30B],
-    "qwen3_moe/tune_qwen3_235b_a22b_4k_full_A3_ptd": EXAMPLES["qwen3_moe/pretrain_qwen3_235b_a22b_4k_A3_ptd"],
-    "qwen25/tune_qwen25_7b_4k_full_ptd": _QWEN25_7B,
-    "qwen25/tune_qwen25_7b_4k_lora_ptd": _QWEN25_7B,
-}
-"""The same for fine-tuning and preference optimisation."""
-
-LLAMA2 = Example(
+_LLAMA2 = Example(
     ranks=8,
     parameters=6_738_415_616,
     config=_config(
@@ -228,7 +213,22 @@ LLAMA2 = Example(
     ),
     toy=Toy(name="llama", environment={"FINAL_LOCAL_LAYER": "1"}, flags="--group-query-attention"),
 )
-"""Llama-2-7B, which has a script for fine-tuning alone."""
+
+TUNING_EXAMPLES: dict[str, Example] = {
+    **{
+        f"qwen3/tune_qwen3_{size}_4K_{how}_ptd": EXAMPLES[f"qwen3/pretrain_qwen3_{size}_4K_ptd"]
+        for size in ("8b", "0point6b", "1point7b", "14b", "32b")
+        for how in ("full", "lora")
+    },
+    "qwen3_moe/dpo_qwen3_30b_a3b_4K_ptd": EXAMPLES[_QWEN3_30B],
+    "qwen3_moe/tune_qwen3_30b_a3b_4K_full_ptd": EXAMPLES[_QWEN3_30B],
+    "qwen3_moe/tune_qwen3_30b_a3b_4K_lora_ptd": EXAMPLES[_QWEN3_30B],
+    "qwen3_moe/tune_qwen3_235b_a22b_4k_full_A3_ptd": EXAMPLES["qwen3_moe/pretrain_qwen3_235b_a22b_4k_A3_ptd"],
+    "qwen25/tune_qwen25_7b_4k_full_ptd": _QWEN25_7B,
+    "qwen25/tune_qwen25_7b_4k_lora_ptd": _QWEN25_7B,
+    "llama2/tune_llama2_7b_lu_lora_ptd": _LLAMA2,
+}
+"""The same for fine-tuning and preference optimisation."""
 
 # The sizes of the toys as flags; of a flag given twice the last one counts.
 TOY_FLAGS = (

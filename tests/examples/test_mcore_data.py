@@ -26,6 +26,7 @@ PRETRAIN = ["dataset/enwiki_text_document"]
 SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "qwen25/data_convert_qwen25_pretrain": ("text", PRETRAIN),
     "qwen25/data_convert_qwen25_instruction": ("alpaca", INSTRUCTION),
+    "llama2/data_convert_llama2_instruction": ("alpaca", INSTRUCTION),
     "qwen3_moe/data_convert_qwen3_moe_pretrain": ("text", PRETRAIN),
     "qwen3_moe/data_convert_qwen3_moe_instruction": ("alpaca", INSTRUCTION),
     "qwen3_moe/data_convert_qwen3_moe_instruction_pack": (
