@@ -69,10 +69,10 @@ def _train(args: Namespace, task: Task) -> int:
     model = build_training_model(args, hf_weights=weights)
     goes_on = (args.load and weights is None) or args.lora_load
     state = (load_checkpoint(args, model) if goes_on else None) or TrainState()
-    progress = None
-    if state.iteration:
     if args.save_lora_to_hf:
         check_adapter_export(args, model)
+    progress = None
+    if state.iteration:
         progress = Progress(
             iteration=state.iteration, consumed_samples=state.consumed_train_samples, layouts=state.data_layouts
         )

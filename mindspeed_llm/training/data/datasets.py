@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from mindspeed_llm.tasks.inference.prompts import Text
 from mindspeed_llm.tasks.preprocess.blending import Chain, Rows
 from mindspeed_llm.tasks.preprocess.index_cache import IndexCache
+from mindspeed_llm.tasks.preprocess.indexed_format import IndexedReader
 from mindspeed_llm.tasks.preprocess.prepared import build_once
 from mindspeed_llm.tasks.preprocess.pretrain_blend import PretrainLayout, pretrain_samples
 from mindspeed_llm.tasks.preprocess.pretrain_samples import PretrainSamples, SampleIndex
@@ -80,9 +81,9 @@ class Datasets:
     valid: Samples | None
     test: Samples | None
     layouts: tuple[int, ...]
-
     valid_texts: Iterable[Text] = ()
     stop_words: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
@@ -182,13 +183,13 @@ def _rows(
         parts += checked_parts(blend, prefixes, args, rules, tokenizer)
     numbers = num_samples(args)
     rows: dict[Split, Rows] = {}
-    for part in parts:
     texts: Iterable[Text] = ()
-        sizes = layouts if part.split == "train" else (numbers[part.split],)
+    for part in parts:
         if part.split == "valid":
             weights = part.weights or (1.0,) * len(part.sources)
             used = [source for source, weight in zip(part.sources, weights, strict=True) if weight]
             texts = _texts([(source.reader, source.documents) for source in used], args.seq_length)
+        sizes = layouts if part.split == "train" else (numbers[part.split],)
         rows[part.split] = joined([_laid_out(part, size, args, seed, cache) for seed, size in enumerate(sizes)])
     return rows, texts
 
@@ -215,8 +216,8 @@ def _mock_rows(
     reader = MockReader(rules.vocab_size if tokenizer is None else len(tokenizer), eod_id)
     numbers = num_samples(args)
     rows: dict[Split, Rows] = {}
-    for split, documents in zip(SPLITS, split_documents(len(reader), MOCK_SPLIT), strict=True):
     texts: Iterable[Text] = ()
+    for split, documents in zip(SPLITS, split_documents(len(reader), MOCK_SPLIT), strict=True):
         if split == "train" or args.eval_iters:
             sizes = layouts if split == "train" else (numbers[split],)
             indices = [

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import torch
+
 from tests.tasks.posttrain.rows import _batches, _running
 
 Answers = list[tuple[list[int], list[int], str]]
@@ -97,10 +99,11 @@ def behind_the_padding() -> Iterator[None]:
 def in_training_mode() -> Iterator[None]:
     """A fault: dropout and counters are at work while the model answers."""
     from mindspeed_llm.tasks.inference import eval_samples
+    from mindspeed_llm.training.next_tokens import PipelineNextTokens
 
     with (
         mock.patch.object(eval_samples, "_evaluating", lambda modules: contextlib.nullcontext()),
-        mock.patch.object(eval_samples.torch, "no_grad", contextlib.nullcontext),
+        mock.patch.object(PipelineNextTokens, "__call__", torch.enable_grad()(PipelineNextTokens.__call__)),
     ):
         yield
 
