@@ -24,8 +24,9 @@
 #                              220 records of at most 128 tokens; default: ../shared/data/sft/alpaca_en_demo.json.
 #                              [about 5 minutes on 2 cores]
 #   dpo_smollm2 [--data FILE]  the same with preference pairs for 20 steps (--stage dpo): the margin of 10 held-out pairs
-#                              must rise. FILE holds pairs in the style of sharegpt, 42 of at most 256 tokens a side;
-#                              default: ../shared/data/sft/dpo_en_demo.json.  [about 5 minutes on 2 cores]
+#                              must rise. Replies are cut to 240 characters. FILE holds pairs in the style of sharegpt,
+#                              42 of at most 128 tokens a side; default: ../shared/data/sft/dpo_en_demo.json.
+#                              [about 5 minutes on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason

@@ -46,6 +46,8 @@ class Job:
     batch: int
     """Samples of a step; pairs count as one."""
     length: int
+    characters: int | None
+    """Where replies are cut; None: they are not."""
     train: int
     """Records to train on."""
     held_out: int
@@ -69,6 +71,7 @@ JOBS = {
         steps=40,
         batch=5,
         length=128,
+        characters=None,
         train=200,
         held_out=20,
         learning_rate=5e-4,
@@ -82,7 +85,8 @@ JOBS = {
         stage="dpo",
         steps=20,
         batch=2,
-        length=256,
+        length=128,
+        characters=240,
         train=32,
         held_out=10,
         learning_rate=5e-4,
@@ -245,9 +249,14 @@ def run(job: Job, files: Files, out: Path, launch: Launch) -> Iterator[str]:
 
 
 def short_records(file: Path, job: Job, tokenizer: Any) -> list[Record]:
-    """The first records of a file that no side of has more tokens than a row: as many as the job takes."""
+    """The first records of a file, with their replies cut, no side of which has more tokens than a row: as many as the
+    job takes.
+    """
     text = file.read_text(encoding="utf-8")
     records = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+    for record in records if job.characters else ():
+        for side in ("chosen", "rejected"):
+            record[side] = record[side] | {"value": record[side]["value"][: job.characters]}
     found = [r for r in records if all(_size(tokenizer, chat) <= job.length for chat in chats(job, r))]
     wanted = job.train + job.held_out
     if len(found) < wanted:

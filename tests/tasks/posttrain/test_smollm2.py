@@ -118,8 +118,8 @@ def test_nothing_learned(name: str, last: float, message: str) -> None:
 
 
 def test_records_that_fit(tmp_path: Path) -> None:
-    """By the longer side of a pair; too few of them are refused."""
-    job = replace(JOBS["dpo"], length=70, train=1, held_out=1)
+    """By the longer side of a pair; too few of them are refused, and all fit with short enough replies."""
+    job = replace(JOBS["dpo"], length=70, characters=None, train=1, held_out=1)
     texts = [("a", "b"), ("a", "b" * 60), ("c", "d")]
     records = [
         {
@@ -134,3 +134,5 @@ def test_records_that_fit(tmp_path: Path) -> None:
     assert short_records(file, job, make_tokenizer()) == [records[0], records[2]]
     with pytest.raises(SystemExit, match="has 2 records of at most 70 tokens; 3 are needed"):
         short_records(file, replace(job, train=2), make_tokenizer())
+    found = short_records(file, replace(job, characters=9, train=2), make_tokenizer())
+    assert [record["rejected"]["value"] for record in found] == ["b", "b" * 9, "d"]
