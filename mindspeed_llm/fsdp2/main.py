@@ -122,7 +122,7 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
     from mindspeed_llm.fsdp2.data.order import DataPosition
     from mindspeed_llm.fsdp2.models.model_factory import ModelFactory
     from mindspeed_llm.fsdp2.train.trainer import Trainer
-    from mindspeed_llm.observability import metrics_file
+    from mindspeed_llm.observability import metrics_file, samples_file
     from mindspeed_llm.observability.log import get_logger
     from mindspeed_llm.platform import device as platform_device
     from mindspeed_llm.platform import distributed
@@ -190,9 +190,10 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
     if checkpoints:
         checkpoints.begin(chosen)
     if distributed.is_rank_zero():
-        metrics = Path(training.output_dir) / metrics_file.FILE_NAME
-        if checkpoints and chosen and not checkpoints.is_own(chosen[0]) and metrics.exists():
-            metrics_file.set_aside(metrics)
+        for name in (metrics_file.FILE_NAME, samples_file.FILE_NAME):
+            file = Path(training.output_dir) / name
+            if checkpoints and chosen and not checkpoints.is_own(chosen[0]) and file.exists():
+                metrics_file.set_aside(file)
         _write_run_files(config, platform_device.device_name())
     trainer.train()
 

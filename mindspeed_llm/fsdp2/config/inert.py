@@ -85,6 +85,7 @@ IDLE: dict[str, Idle] = {
         "data.reset_attention_mask",
     ),
     **_rows("training.max_steps", lambda steps: steps > 0, "training.dataloader_drop_last"),
+    **_rows("training.eval_samples", lambda count: count == 0, "training.eval_samples_max_new_tokens"),
     **_rows("data.streaming", lambda streaming: not streaming, "data.buffer_size"),
     **_rows(
         "parallel.ep_size",

@@ -214,6 +214,13 @@ class TrainingConfig:
     eval_on_start: bool = False
     """Evaluate before the first step too."""
 
+    eval_samples: NonNegativeInt = 0
+    """At every evaluation let the model answer the first so many prompts of the evaluation data (of each set with
+    `data.eval_on_each_dataset`), and append the answers to samples.jsonl in `output_dir`."""
+
+    eval_samples_max_new_tokens: PositiveInt = 64
+    """Tokens of such an answer, at most."""
+
     per_device_eval_batch_size: PositiveInt | None = None
     """Samples of an evaluation batch. null: as `per_device_train_batch_size`."""
 

@@ -25,6 +25,10 @@ class Pair(NamedTuple):
         """The labels of both sides, one after the other."""
         return np.concatenate([self.chosen.labels, self.rejected.labels])
 
+    def text(self) -> tuple[np.ndarray, np.ndarray]:
+        """As `Sample.text`, of the chosen side."""
+        return self.chosen.text()
+
 
 class PairStore:
     """Pairs of a store: (chosen ids, chosen labels, rejected ids, rejected labels), labels not shifted."""

@@ -20,6 +20,13 @@ class Sample(NamedTuple):
     labels: np.ndarray
     segments: Sequence[int] | None = None
 
+    def text(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and labels of the first text of the row, labels not shifted."""
+        size = len(self.ids) if self.segments is None else self.segments[0]
+        ids, labels = self.ids[:size], np.append(np.int64(IGNORE_INDEX), self.labels[:size])
+        # Rows that are cut from longer texts have the token behind them as a target.
+        return (ids, labels[:-1]) if labels[-1] == IGNORE_INDEX else (np.append(ids, labels[-1]), labels)
+
 
 def shifted(labels: np.ndarray) -> np.ndarray:
     """Labels moved one place to the front; the last position has no target."""

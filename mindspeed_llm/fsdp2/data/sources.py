@@ -179,6 +179,11 @@ class EvalSource:
             indices: Sequence[int] = range(first, first + self._rows)
             yield self._collator([samples[i] if i < self.num_samples else None for i in indices])
 
+    def texts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Ids and labels of each sample, labels not shifted; of a pair, of its chosen side."""
+        for index in range(self.num_samples):
+            yield self._samples[index].text()
+
 
 def _require_target(samples: SampleSet, count: int, purpose: str) -> None:
     """Raise UserError when none of the first `count` samples has a target. As a rule the first one has."""
