@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from mindspeed_llm.fsdp2.checkpoint import adapter_export
+from mindspeed_llm.fsdp2.models.initialize import local_tensor
 from mindspeed_llm.fsdp2.train import trainer
 from tests.distributed import runs
 
@@ -35,21 +36,27 @@ def peft_adapter(model: Path, folder: Path, *, targets: list[str], rank: int = 4
 
 def train(*, argv: list[str], mutant: str | None = None) -> dict[str, Any]:
     """Run the command; beside what `runs.train` returns: "logits" of `PROBE` as the run's model computes them before
-    its export, "trained" (numbers that get a gradient) and "state" (numbers that the optimizer keeps), both over all
-    ranks.
+    its export, and how many numbers this rank holds of gradients when the optimizer steps ("gradients") and of the
+    optimizer's state ("state").
     """
     seen: dict[str, Any] = {}
 
     class Probe(trainer.Trainer):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.optimizer.register_step_pre_hook(self.count_gradients)
+
+        def count_gradients(self, *_: Any) -> None:
+            gradients = [p.grad for p in self.built.model.parameters() if p.grad is not None]
+            seen["gradients"] = sum(local_tensor(gradient).numel() for gradient in gradients)
+
         def export(self, folder: Path | None = None) -> None:
             model = self.built.model
             model.eval()
             with torch.no_grad():
                 seen["logits"] = model(input_ids=PROBE, use_cache=False).logits
-            seen["state"] = sum(
-                value.numel() for state in self.optimizer.state.values() for value in state.values() if value.ndim
-            )
-            seen["trained"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            kept = [value for state in self.optimizer.state.values() for value in state.values()]
+            seen["state"] = sum(local_tensor(value).numel() for value in kept if value.ndim)  # all but step counts
             super().export(folder)
 
     with mock.patch.object(trainer, "Trainer", Probe), MUTANTS[mutant]() if mutant else contextlib.nullcontext():

@@ -22,7 +22,7 @@ from tests.distributed.test_resume import ends
 from tests.fsdp2.train.adapter_rows import PROBE, peft_adapter
 from tests.support.pool import RankPool
 from tests.support.reference import RECIPE, Trace, assert_parity, collate, make_samples
-from tests.support.runs import metrics, save_model, sft_data, write_config, write_conversations
+from tests.support.runs import exported, metrics, save_model, sft_data, write_config, write_conversations
 from tests.support.toys import TOYS, save_toy
 
 pytestmark = pytest.mark.distributed
@@ -193,8 +193,9 @@ def test_the_exported_adapter_and_the_merged_model_compute_what_the_run_did(
     first = run(rank_pool, [lora_config(tmp_path, "first", model, merge_adapter=True, lr=3e-3)])
     # Rank 3 on hidden 48, 6 heads and 2 KV heads of 16, ffn 88, 4 layers, counted by hand.
     adapters = 4 * 3 * ((48 + 96) + 2 * (48 + 32) + (96 + 48) + 2 * (48 + 88) + (88 + 48))
-    assert first[0]["trained"] == adapters
-    assert first[0]["state"] == 2 * adapters  # two moments of each, and nothing else
+    assert held(first) == (adapters, 2 * adapters)  # gradients, and two moments
+    # Each rank its part: half of them, but for rows of uneven numbers.
+    assert all(0.4 * adapters < row["gradients"] < 0.6 * adapters for row in first)
     folder = tmp_path / "first"
     assert not (folder / "config.json").exists()
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -220,6 +221,36 @@ def test_the_exported_adapter_and_the_merged_model_compute_what_the_run_did(
         ranks=1,
     )
     assert far(second[0]["logits"], first[0]["logits"]) < 1e-5
+    assert held(second) == (adapters, 2 * adapters)
+
+
+def held(rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many numbers of gradients and of optimizer state all ranks hold together."""
+    return sum(row["gradients"] for row in rows), sum(row["state"] for row in rows)
+
+
+def test_an_export_takes_the_place_of_every_earlier_one(rank_pool: RankPool, tmp_path: Path) -> None:
+    """Guards against an adapter that transformers adds to the weights of a later run in the same folder."""
+    folder = tmp_path / "run"
+
+    def train(model: dict[str, Any], **training: Any) -> torch.Tensor:
+        return run(rank_pool, [lora_config(tmp_path, "run", model, max_steps=1, **training)], ranks=1)[0]["logits"]
+
+    train({"lora_rank": 2}, merge_adapter=True)
+    assert (folder / "merged" / "config.json").exists()
+    expected = train({"lora_rank": 3, "lora_target": "q_proj"})
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    assert far(logits(PeftModel.from_pretrained(plain, str(folder))), expected) < 1e-5
+    with pytest.raises(ValueError, match="Unrecognized model"):
+        AutoModelForCausalLM.from_pretrained(folder / "merged")
+    expected = train({})
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    stored = exported(folder)
+    assert loaded.state_dict().keys() == stored.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in loaded.state_dict().items())
+    assert far(logits(loaded), expected) < 1e-5
+    train({"lora_rank": 2})
+    assert not exported(folder).keys() & stored.keys()
 
 
 @pytest.mark.parametrize("mutant", ["merged_without_scale", "merged_upside_down"])
@@ -273,10 +304,19 @@ def test_a_checkpoint_becomes_a_model_by_the_command_that_the_converter_names(
             dtype=None,
             trust_remote_code=False,
         )
+    assert read_manifest(checkpoint).adapter == {
+        "r": 2,
+        "lora_alpha": 4,
+        "use_rslora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
     options = re.findall(r"--training\.\w+ [^ ,:]+(?=[ :])", str(error.value))
     assert len(options) == 3
     words = [word for option in options for word in option.split()]
     argv = [str(tmp_path / "run.yaml"), *words, "--training.output_dir", str(tmp_path / "merged_later")]
+    refused = rank_pool.run("tests.distributed.runs:train", ranks=1, argv=[*argv, "--model.lora_alpha", "32"])
+    assert "gives adapters of lora_alpha 32, but those in the checkpoint of step 4" in refused[0]["error"]
     rows = run(rank_pool, argv, ranks=1)
     assert any("Nothing left to train" in line for line in rows[0]["log"])
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged_later" / "merged", dtype=torch.float32)
