@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,16 @@ TUNING_EXAMPLES: dict[str, Example] = {
     "qwen3_moe/dpo_qwen3_30b_a3b_4K_ptd": EXAMPLES[_QWEN3_30B],
     "qwen3_moe/tune_qwen3_30b_a3b_4K_full_ptd": EXAMPLES[_QWEN3_30B],
     "qwen3_moe/tune_qwen3_30b_a3b_4K_lora_ptd": EXAMPLES[_QWEN3_30B],
-    "qwen3_moe/tune_qwen3_235b_a22b_4k_full_A3_ptd": EXAMPLES["qwen3_moe/pretrain_qwen3_235b_a22b_4k_A3_ptd"],
+    "qwen3_moe/tune_qwen3_235b_a22b_4k_full_A3_ptd": replace(
+        EXAMPLES["qwen3_moe/pretrain_qwen3_235b_a22b_4k_A3_ptd"],
+        # Rows of different lengths and virtual stages need more than two stages.
+        toy=Toy(
+            name="qwen3_moe",
+            ranks=4,
+            environment={"PP": "4", "EP": "1", "VPP": "1", "NOOP_LAYERS": "4,5,6,7", "NNODES": "1"},
+            flags="--num-layers 8",
+        ),
+    ),
     "qwen25/tune_qwen25_7b_4k_full_ptd": _QWEN25_7B,
     "qwen25/tune_qwen25_7b_4k_lora_ptd": _QWEN25_7B,
     "llama2/tune_llama2_7b_lu_lora_ptd": _LLAMA2,

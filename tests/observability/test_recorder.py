@@ -46,9 +46,10 @@ def test_a_run_leaves_all_its_files(tmp_path: Path, lines: pytest.LogCaptureFixt
         recorder.train_step(step(iteration=2, lm_loss=3.0, aux_loss=0.75))
         recorder.eval(2, 3.0, 100, 0.25)
         recorder.eval(2, 2.0, 50, 0.25, name="code")
+        recorder.eval(2, 0.5, 60, 0.25, metrics={"rewards_margin": 0.25}, has_perplexity=False)
         recorder.completed()
     records = read_metrics(tmp_path / "out" / "metrics.jsonl")
-    assert [record["iteration"] for record in records] == [0, 1, 2, 2, 2]
+    assert [record["iteration"] for record in records] == [0, 1, 2, 2, 2, 2]
     assert set(records[1]) == {
         "iteration",
         "lm_loss",
@@ -73,10 +74,23 @@ def test_a_run_leaves_all_its_files(tmp_path: Path, lines: pytest.LogCaptureFixt
         "eval_seconds": 0.25,
     }
     assert records[4]["eval_loss_code"] == 2.0 and "eval_loss" not in records[4]
+    # A loss that is no likelihood has no perplexity, in no place.
+    assert records[5] == {
+        "iteration": 2,
+        "eval_loss": 0.5,
+        "eval_tokens": 60,
+        "eval_seconds": 0.25,
+        "eval_rewards_margin": 0.25,
+    }
+    assert ["perplexity" in line for line in lines.messages if "eval loss" in line] == [True, True, True, False]
 
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/lm_loss")] == [(1, 3.25), (2, 3.0)]
-    assert [(event.step, event.value) for event in events.Scalars("eval/eval_loss")] == [(0, 3.5), (2, 3.0)]
+    assert [(event.step, event.value) for event in events.Scalars("eval/eval_loss")] == [
+        (0, 3.5),
+        (2, 3.0),
+        (2, 0.5),
+    ]
     assert {"train/grad_norm", "train/rewards_chosen", "eval/eval_loss_code"} <= set(events.Tags()["scalars"])
 
     assert (tmp_path / "out" / "loss.png").stat().st_size > 5000

@@ -273,7 +273,10 @@ def test_the_margin_on_held_out_pairs_rises_and_a_resumed_run_is_the_same(rank_p
     first = steps[1][0]
     assert first["lm_loss"] == pytest.approx(math.log(2), rel=1e-6)
     assert first["rewards_margin"] == first["rewards_accuracy"] == 0.0
-    margins = [line["eval_rewards_margin"] for line in expected if "eval_loss" in line]
+    held_out = [line for line in expected if "eval_loss" in line]
+    assert not any("eval_perplexity" in line for line in held_out)
+    assert not any("perplexity" in line for line in whole[0]["log"])
+    margins = [line["eval_rewards_margin"] for line in held_out]
     assert margins[0] == 0.0 and margins[0] < margins[1] < margins[2]
     assert any(" rewards margin: " in line for line in whole[0]["log"] if "iteration" in line)
 

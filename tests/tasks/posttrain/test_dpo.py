@@ -273,5 +273,8 @@ def test_a_run_reports_rewards_and_goes_on_as_if_it_had_not_ended(
     assert first["consumed_tokens"] == PAIRS * 2 * LENGTH
     assert all(line["rewards_chosen"] != 0.0 for line in trained[0][1:])
     held_out = [line for line in whole if "eval_loss" in line]
-    assert [line["eval_tokens"] for line in held_out] == [PAIRS] * 2
+    # The last third of the pairs, of which there are as many as in a global batch.
+    targets = [label for pair in place.pairs[-PAIRS:] for _, labels in pair for label in labels if label != -100]
+    assert [line["eval_tokens"] for line in held_out] == [len(targets)] * 2
     assert all({f"eval_{name}" for name in REWARDS} <= line.keys() for line in held_out)
+    assert not any("eval_perplexity" in line for line in held_out)

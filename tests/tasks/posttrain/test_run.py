@@ -60,6 +60,8 @@ def test_a_run_goes_on_where_it_was_with_other_ranks(rank_pool: RankPool, folder
     for mine, theirs in zip(parts, whole, strict=True):
         assert relative(mine["lm_loss"], theirs["lm_loss"]) < 1e-5
         assert mine["consumed_samples"] == theirs["consumed_samples"]
+        # Rows are as long as their micro batch needs, which depends neither on the ranks nor on the parts.
+        assert mine["consumed_tokens"] == theirs["consumed_tokens"]
 
 
 def test_evaluation_equals_transformers(rank_pool: RankPool, folder: Path) -> None:
@@ -79,6 +81,18 @@ def test_evaluation_equals_transformers(rank_pool: RankPool, folder: Path) -> No
             targets += int((wanted != -100).sum())
         expected.append((pytest.approx(total / targets, rel=1e-5), targets))
     assert [(line["eval_loss"], line["eval_tokens"]) for line in lines if "eval_loss" in line] == expected
+    # Micro batches of two samples, each as long as the longer one, rounded up to 8.
+    lengths = [len(rendered(record)[0]) for record in make_records(COUNT, turns=2)[:36]]
+    sizes = [lengths[place % 36] for place in range(STEPS * GLOBAL_BATCH)]
+    rows = [2 * (-(-max(sizes[place : place + 2]) // 8) * 8) for place in range(0, len(sizes), 2)]
+    trained = [line for line in lines if "lm_loss" in line]
+    micro = GLOBAL_BATCH // 2
+    assert [line["consumed_tokens"] for line in trained] == [sum(rows[: micro * (n + 1)]) for n in range(STEPS)]
+    assert rows[0] != 2 * LENGTH
+    for number, line in enumerate(trained):
+        seconds = line["elapsed_ms_per_iteration"] / 1000
+        passed = sum(rows[micro * number : micro * (number + 1)])
+        assert line["tokens_per_second"] == pytest.approx(passed / seconds, rel=1e-6)
 
 
 def test_both_backends_report_the_same_steps(rank_pool: RankPool, folder: Path) -> None:
