@@ -23,6 +23,8 @@ OUTPUT = "output/mcore/"
 PRINTING = {"--check", "--list-features"}
 # Warm-ups of the pages take two steps of sixteen.
 SHORTER = 4
+# What a conversion reads.
+_READ = ("--load-dir", "--lora-load")
 
 
 def pretrain_arguments(command: Command) -> list[str] | None:
@@ -44,7 +46,7 @@ def is_ours(command: Command) -> bool:
         case ["bash", script, *_]:
             return SCRIPT.fullmatch(script) is not None
         case ["python", "convert_ckpt_v2.py", *arguments]:
-            return any((value_of(arguments, flag) or "").startswith(OUTPUT) for flag in ("--load-dir", "--lora-load"))
+            return any((value_of(arguments, flag) or "").startswith(OUTPUT) for flag in (*_READ, "--save-dir"))
     return False
 
 
@@ -78,10 +80,11 @@ class Pretrained:
         self.folder, self._pool = folder, pool
         self._trained: set[str] = set()
         self._printed: dict[str, str] = {}
-        self._training = [
+        self._writing = [
             command
             for command in commands
-            if (arguments := pretrain_arguments(command)) is not None and not PRINTING & set(arguments)
+            if "convert_ckpt_v2.py" in command.words
+            or ((arguments := pretrain_arguments(command)) is not None and not PRINTING & set(arguments))
         ]
 
     def train(self, command: Command) -> Path:
@@ -116,7 +119,7 @@ class Pretrained:
             else:
                 from mindspeed_llm.tasks.checkpoint.main import main
 
-                for flag in ("--load-dir", "--lora-load"):
+                for flag in _READ:
                     self._provide(value_of(arguments, flag), before=command)
                 arguments = arguments[arguments.index("convert_ckpt_v2.py") + 1 :]
             printed, before = io.StringIO(), os.getcwd()
@@ -131,9 +134,10 @@ class Pretrained:
 
     def _provide(self, path: str | None, *, before: Command) -> None:
         """Run the first command that saves in `path`."""
-        for command in self._training:
+        for command in self._writing:
             if command is before:
                 return
-            if path is not None and value_of(pretrain_arguments(command) or [], "--save") == path:
-                self.train(command)
+            is_run = pretrain_arguments(command) is not None
+            if path is not None and value_of(list(command.words), "--save" if is_run else "--save-dir") == path:
+                (self.train if is_run else self.print)(command)
                 return

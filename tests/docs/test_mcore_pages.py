@@ -109,6 +109,9 @@ def test_conversion(command: Command, pretrained: Pretrained) -> None:
 
     pretrained.print(command)
     written = pretrained.folder / (value_of(list(command.words), "--save-dir") or "")
+    if value_of(list(command.words), "--save-model-type") == "mg":
+        assert list(written.glob("iter_*/mp_rank_00/model_optim_rng.pt"))
+        return
     if "--save-lora-to-hf" not in command.words:
         AutoModelForCausalLM.from_pretrained(written)
         return
