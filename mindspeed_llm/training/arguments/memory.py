@@ -90,13 +90,17 @@ def bytes_per_parameter(args: Namespace) -> tuple[int, int, int]:
 
 def activations_of(stage: Stage, args: Namespace) -> int:
     """What all micro batches need that a stage has begun and not finished, in the schedule of 1F1B or the interleaved
-    one; plus the layers that are computed again at a time.
+    one; plus the layers that are computed again at a time. Layers with local updates keep nothing.
     """
     moe = args.moe_layer_pattern or [0] * args.num_layers
     kinds = [bool(bit) for bit, layer in zip(moe, layers_at(args), strict=True) if layer is not None]
-    full = [[layer_bytes(args, moe=kinds[layer]) for _, layer in chunk.layers] for chunk in stage.chunks]
+    local = -1 if args.lu_lora_final_layer_index is None else args.lu_lora_final_layer_index
     kept, again = [], 0
-    for layers in full:
+    for chunk in stage.chunks:
+        sizes = {layer: layer_bytes(args, moe=kinds[layer]) for _, layer in chunk.layers}
+        layers = [size for layer, size in sizes.items() if layer > local]
+        # Of a local layer there is no more at a time than of one that is computed again.
+        again = max(again, *(size for layer, size in sizes.items() if layer <= local), 0)
         bytes_kept, bytes_again = _after_recompute(layers, args)
         kept.append(bytes_kept)
         again = max(again, bytes_again)

@@ -32,7 +32,7 @@ ROWS: list[tuple[str, int, list[str], int, list[str]]] = [
     ("llama", 2, PARTS, 1, [TP, "2", SP]),
     ("llama", 2, FUSED, 2, [PP, "2", *FULL]),
     ("llama", 2, PARTS, 1, OVERLAPS),
-    ("llama", 2, FUSED, 1, [TP, "2"]),
+    ("llama", 2, FUSED, 1, [TP, "2", "--recompute-norm", "--recompute-activation-function"]),
     ("llama", 2, FUSED, 1, [PP, "2", *OVERLAPS]),
     ("llama", 2, PARTS, 1, [PP, "2", "--noop-layers", "0,3"]),
     ("llama", 2, FUSED, 1, [PP, "2", *OVERLAPS, "--num-layers-per-virtual-pipeline-stage", "1"]),
@@ -136,7 +136,7 @@ def test_faults_are_caught(
     assert local_updates_apart(hub_adapter(case.folder, rows, copies_alike=False), case) > 1e-2
 
 
-@pytest.mark.parametrize(("targets", "flags"), [(FUSED, [TP, "2", "--bf16"]), (PARTS, OVERLAPS)], ids=name_of)
+@pytest.mark.parametrize(("targets", "flags"), [(FUSED, [TP, "2", "--bf16"]), (PARTS, [PP, "2", *OVERLAPS])], ids=name_of)
 def test_goes_on_bit_for_bit(rank_pool: RankPool, tmp_path: Path, targets: list[str], flags: list[str]) -> None:
     model = save_toy("llama", tmp_path / "model")
     words = [*flags, "--lora-target-modules", *targets, "--lora-r", str(RANK), "--lora-alpha", str(ALPHA), *FALLING]

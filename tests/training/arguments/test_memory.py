@@ -86,6 +86,18 @@ def test_full_recomputation(flags: str, layers: int, kept: int) -> None:
     assert activations_of(stage, args) == layers * layer + kept * 2 * sbh + ends
 
 
+def test_layers_with_local_updates_keep_nothing() -> None:
+    flags = "--lora-target-modules linear_proj --lu-lora-final-layer-index 1"
+    sbh = _S * _B * _H
+    layer = 34 * sbh + 5 * _A * _S * _S * _B
+    ends = sbh + 4 * sbh + 4 * _S * _B * 512
+    again = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    for more, expected in (("", 2 * layer + layer), (again, 2 * 2 * sbh + layer)):
+        args = arguments(f"{flags} {more}", base=PAPER)
+        [stage] = stages_of(model_of(args))
+        assert activations_of(stage, args) == expected + ends
+
+
 def test_a_gated_mlp_with_few_key_value_heads_and_no_dropout() -> None:
     args = arguments("--hidden-dropout 0 --attention-dropout 0 --use-flash-attn --bf16")
     tokens = 32
