@@ -31,12 +31,12 @@ def test_fields_values_and_defaults_are_frozen() -> None:
 def test_number_of_fields_by_section() -> None:
     counts = {section: sum(spec.section == section for spec in all_fields().values()) for section in SECTIONS}
     # Those of the interface that is mirrored, plus ours: adapters and freezing (6 in model, 1 in training), DPO (5 in
-    # training), and 1 in data and 12 in training of other kinds.
+    # training), answers at evaluations (2 in training), and 1 in data and 12 in training of other kinds.
     assert counts == {
         "model": 24 + 6,
         "data": 33 + 1,
         "parallel": 30,
-        "training": 50 + 12 + 6,
+        "training": 50 + 12 + 6 + 2,
         "optimization": 17,
         "inference": 3,
     }

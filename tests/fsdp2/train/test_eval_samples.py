@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -14,7 +15,9 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config import DataConfig, ModelConfig, ParallelConfig, TrainingConfig, check_config
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.mg_samples import NextTokenSamples
+from mindspeed_llm.fsdp2.data.sample import Collator
 from mindspeed_llm.fsdp2.data.sources import EvalSource
+from mindspeed_llm.tasks.inference.prompts import first_prompts
 from tests.support.pool import RankPool
 from tests.support.runs import copy_run, exported, metrics, save_model, sft_data, write_config, write_conversations
 
@@ -32,17 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def configured(folder: Path, name: str, *, parallel: dict[str, Any] | None = None, **training: Any) -> str:
+def configured(folder: Path, name: str, **training: Any) -> str:
+    """The file of a run with output in `folder / name`."""
     evaluated = {"file_name": str(folder / "eval.jsonl"), "formatting": "alpaca"}
     data = sft_data(folder / "train.jsonl", eval_dataset=evaluated)
-    wanted = {
-        "max_steps": STEPS,
-        "eval_steps": 2,
-        "eval_samples_max_new_tokens": NEW,
-        "eval_on_start": True,
-        **training,
-    }
-    return write_config(folder / name, folder / "model", data, parallel=parallel, **wanted)
+    wanted = {"max_steps": STEPS, "eval_steps": 2, "eval_on_start": True, "eval_samples_max_new_tokens": NEW}
+    return write_config(folder / name, folder / "model", data, **wanted, **training)
 
 
 def records(folder: Path) -> list[dict[str, str]]:
@@ -114,17 +112,11 @@ def _same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
 
 
 def test_rows_of_texts_are_asked_their_first_half() -> None:
-    import numpy as np
-
-    from mindspeed_llm.tasks.inference.prompts import first_prompts
-
     rows = [np.array([5, 6, 7, 8, 2, 9]), np.array([1, 3, 4, 4, 4, 4])]
 
-    class NoCollator:
-        def __call__(self, rows: Any) -> Any:
-            raise AssertionError
-
-    source = EvalSource(NextTokenSamples(rows, eod_id=2), NoCollator(), rank=0, num_ranks=1, micro_batch_size=1)
+    source = EvalSource(
+        NextTokenSamples(rows, eod_id=2), Collator(pad_token_id=0), rank=0, num_ranks=1, micro_batch_size=1
+    )
     found = first_prompts(source.texts(), 5, max_length=8, stop_ids={2})
     assert [(item.ids, item.reference) for item in found] == [([5, 6], [7, 8]), ([1, 3, 4], [4, 4, 4])]
 
