@@ -55,7 +55,7 @@ def split_launch(words: list[str]) -> tuple[int, list[str]]:
 def test_the_names_are_those_that_users_know(repository: Path) -> None:
     folder = repository / FOLDER
     found = [path for name in ("tune", "dpo") for path in folder.glob(f"*/{name}_*.sh")]
-    assert {str(path.relative_to(folder).with_suffix("")) for path in found} >= TUNING_EXAMPLES.keys()
+    assert {str(path.relative_to(folder).with_suffix("")) for path in found} == TUNING_EXAMPLES.keys()
 
 
 @pytest.mark.parametrize("stem", TUNING_EXAMPLES)
