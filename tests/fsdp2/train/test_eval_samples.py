@@ -15,7 +15,8 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.config import DataConfig, ModelConfig, ParallelConfig, TrainingConfig, check_config
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.mg_samples import NextTokenSamples
-from mindspeed_llm.fsdp2.data.sample import Collator
+from mindspeed_llm.fsdp2.data.pairs import Pair
+from mindspeed_llm.fsdp2.data.sample import Collator, Sample
 from mindspeed_llm.fsdp2.data.sources import EvalSource
 from mindspeed_llm.tasks.inference.prompts import first_prompts
 from tests.support.pool import RankPool
@@ -119,6 +120,12 @@ def test_rows_of_texts_are_asked_their_first_half() -> None:
     )
     found = first_prompts(source.texts(), 5, max_length=8, stop_ids={2})
     assert [(item.ids, item.reference) for item in found] == [([5, 6], [7, 8]), ([1, 3, 4], [4, 4, 4])]
+
+
+def test_pairs_are_asked_their_prompt() -> None:
+    chosen, rejected = (Sample(np.array([5, 6, *end]), np.array([-100, *end, -100])) for end in ([7, 8], [9, 9]))
+    ids, labels = Pair(chosen, rejected).text()
+    assert (ids.tolist(), labels.tolist()) == ([5, 6, 7, 8], [-100, -100, 7, 8])
 
 
 def test_there_must_be_evaluation_data(folder: Path) -> None:

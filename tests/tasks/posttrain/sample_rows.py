@@ -60,10 +60,14 @@ def train(*, argv: list[str], steps: int, asks: bool, mutant: str | None = None)
 
 
 def _model(args: Any) -> Any:
+    from mindspeed_llm.training.checkpointing import load_checkpoint
     from mindspeed_llm.training.folders import hf_directory
     from mindspeed_llm.training.setup import build_training_model
 
-    return build_training_model(args, hf_weights=hf_directory(args))
+    model = build_training_model(args, hf_weights=hf_directory(args))
+    if args.lora_load:
+        load_checkpoint(args, model)
+    return model
 
 
 def _samples(args: Any, task: Any, model: Any) -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from tests.core.lora.reference import ALPHA, RANK, make_adapter
 from tests.support.pool import RankPool, RowFailed
 from tests.support.toys import save_toy
 from tests.tasks.posttrain.conversations import HANDLER, make_records, make_tokenizer, rendered, write_records
@@ -22,6 +24,7 @@ ANSWERS, TRAIN = "tests.tasks.posttrain.sample_rows:answers", "tests.tasks.postt
 RUN = "tests.tasks.posttrain.rows:finetune"
 COUNT, HELD_OUT, LENGTH, NEW = 12, 5, 128, 6
 TP, PP = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
+OVERLAPPED = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 EP = "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall"
 
 
@@ -108,7 +111,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
         ("qwen3", 2, f"{PP} --pack --neat-pack --reset-attention-mask --split 1,1,0"),
         ("qwen3", 2, f"{PP} --num-layers-per-virtual-pipeline-stage 1"),
         ("qwen3_moe", 2, EP),
-        ("qwen3", 4, f"{TP} {PP} --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
+        ("qwen3", 4, f"{TP} {PP} {OVERLAPPED}"),
     ],
 )
 def test_answers_equal_transformers(rank_pool: RankPool, place: Place, toy: str, ranks: int, flags: str) -> None:
@@ -132,6 +135,20 @@ def test_faults_give_other_answers(rank_pool: RankPool, place: Place, mutant: st
     assert rows[0] != place.expected("qwen3")
 
 
+def test_adapters_answer_as_in_peft(rank_pool: RankPool, place: Place) -> None:
+    model, targets = place.model("qwen3"), ["linear_q", "linear_fc1_up"]
+    adapter = make_adapter(model, place.folder / "adapter", targets)
+    merged = place.folder / "merged"
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), adapter).merge_and_unload().save_pretrained(
+        merged
+    )
+    words = f"{TP} --lora-target-modules {' '.join(targets)} --lora-r {RANK} --lora-alpha {ALPHA} --lora-load {adapter}"
+    rows = rank_pool.run(ANSWERS, ranks=2, argv=place.argv("qwen3", words))
+    expected = greedy(merged, place.prompts, place.stops("qwen3"))
+    assert expected != place.expected("qwen3")
+    assert rows == [expected] * 2
+
+
 def test_pairs_are_asked_their_prompt(rank_pool: RankPool, place: Place) -> None:
     pairs = make_pairs(8)
     data = write_pairs(place.folder / "pairs", pairs)
@@ -152,14 +169,17 @@ COUNTING = (
 """A model whose routers count tokens and move by what they counted."""
 
 
-@pytest.mark.parametrize(("toy", "flags"), [(None, f"{COUNTING} {EP}"), ("qwen3", f"{TP} --sequence-parallel")])
-def test_training_is_left_alone(rank_pool: RankPool, place: Place, toy: str | None, flags: str) -> None:
+@pytest.mark.parametrize(
+    ("toy", "ranks", "flags"),
+    [(None, 2, f"{COUNTING} {EP}"), ("qwen3", 4, f"{TP} --sequence-parallel {OVERLAPPED}")],
+)
+def test_training_is_left_alone(rank_pool: RankPool, place: Place, toy: str | None, ranks: int, flags: str) -> None:
     argv = place.argv(toy, f"{flags} {DROPOUT}", asked=2)
-    without = rank_pool.run(TRAIN, ranks=2, argv=argv, steps=3, asks=False)
-    asked = rank_pool.run(TRAIN, ranks=2, argv=argv, steps=3, asks=True)
-    assert [row["rows"] for row in asked] == [6, 6]
+    without = rank_pool.run(TRAIN, ranks=ranks, argv=argv, steps=3, asks=False)
+    asked = rank_pool.run(TRAIN, ranks=ranks, argv=argv, steps=3, asks=True)
+    assert [row["rows"] for row in asked] == [6] * ranks
     assert _differences(without, asked) == []
-    changed = rank_pool.run(TRAIN, ranks=2, argv=argv, steps=3, asks=True, mutant="in_training_mode")
+    changed = rank_pool.run(TRAIN, ranks=ranks, argv=argv, steps=3, asks=True, mutant="in_training_mode")
     assert _differences(without, changed) != []
     if toy is None:
         assert any(name.endswith("expert_bias") and value.any() for name, value in without[0]["states"][0].items())
