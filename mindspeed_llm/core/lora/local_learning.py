@@ -77,7 +77,7 @@ class LocalRule:
 
     @torch.no_grad()
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Take in the tokens of a forward pass.
+        """Take in the tokens of a forward pass; their sum is rounded to the model's dtype, sums of passes are fp32.
 
         Args:
             inputs: x of this rank, [S or L, B, in].

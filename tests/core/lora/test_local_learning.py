@@ -136,7 +136,10 @@ def test_faults_are_caught(
     assert local_updates_apart(hub_adapter(case.folder, rows, copies_alike=False), case) > 1e-2
 
 
-@pytest.mark.parametrize(("targets", "flags"), [(FUSED, [TP, "2", "--bf16"]), (PARTS, [PP, "2", *OVERLAPS])], ids=name_of)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("targets", "flags"), [(FUSED, [TP, "2", "--bf16"]), (PARTS, [PP, "2", *OVERLAPS])], ids=name_of
+)
 def test_goes_on_bit_for_bit(rank_pool: RankPool, tmp_path: Path, targets: list[str], flags: list[str]) -> None:
     model = save_toy("llama", tmp_path / "model")
     words = [*flags, "--lora-target-modules", *targets, "--lora-r", str(RANK), "--lora-alpha", str(ALPHA), *FALLING]
@@ -181,6 +184,7 @@ def check_files(model: Path, folder: Path, rows: list[dict[str, Any]]) -> None:
     assert not torch.equal(a, a.bfloat16().float())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("targets", [FUSED, PARTS], ids=name_of)
 def test_local_adapters_begin_alike_on_any_topology(rank_pool: RankPool, tmp_path: Path, targets: list[str]) -> None:
     folder = save_toy("llama", tmp_path / "model")
