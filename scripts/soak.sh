@@ -32,8 +32,8 @@
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
 #                              that it should be. How parameters are stored follows from the seed. NAME is a toy or a
 #                              value of --model-type-hf.  [about 10 minutes on one core]
-#   whole_grids [TESTS]        all rows of the grids of which each test run takes a fixed sample only; by default those of
-#                              the Megatron backend.  [about half an hour on 2 cores]
+#   whole_grids [TESTS]        all rows of the grids of which each test run takes a fixed sample only, and the tests that
+#                              are too long for it; by default of all tests.  [some hours on 2 cores]
 #
 # Results go to output/soak/<job> (SOAK_OUT names another folder); NPROC sets the number of processes.
 set -euo pipefail
@@ -94,7 +94,7 @@ job_convert_grid() {
 }
 
 job_whole_grids() {
-    [ $# -gt 0 ] || set -- tests/tasks/models tests/training tests/core
+    [ $# -gt 0 ] || set -- tests
     setup_environment "$here" dev
     OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q -n 2 --dist loadfile "$@"
 }

@@ -18,7 +18,8 @@ collect_ignore = [] if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1" else list(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a grid that is too long for each run, keep a fixed sample: each n-th of the tests marked `sampled(n)`.
+    """Of a grid that is too long for each run, keep a fixed sample: each n-th of the tests marked `sampled(n)`. Leave out
+    what is marked `long`.
 
     MINDSPEED_WHOLE_GRIDS=1 runs all; `scripts/soak.sh whole_grids` does.
     """
@@ -27,6 +28,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out, seen = [], [], Counter[tuple[str, str]]()
     for item in items:
         mark = item.get_closest_marker("sampled")
+        if item.get_closest_marker("long") is not None:
+            left_out.append(item)
+            continue
         if mark is None:
             kept.append(item)
             continue

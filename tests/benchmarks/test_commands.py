@@ -42,6 +42,7 @@ def test_train_step(model: Path) -> None:
     assert len(re.findall(r"median \d", printed)) == 2, printed
 
 
+@pytest.mark.long
 def test_peaks(model: Path) -> None:
     printed = run("-m", "benchmarks.peaks", "--model", str(model), "--sequence", "32", "--steps", "2", "--rounds", "1")
     assert len(re.findall(r"median \d", printed)) == 5, printed
@@ -54,6 +55,7 @@ def test_mcore_step(model: Path) -> None:
     assert re.search(r"^start to first step of ours / floor: median \d", printed, re.MULTILINE), printed
 
 
+@pytest.mark.long
 def test_mcore_step_on_two_ranks(model: Path) -> None:
     """One step of two micro batches, with pipeline stages: a rank has a loss, the other has none."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -86,6 +88,7 @@ def test_lora_step_with_sides_that_differ() -> None:
             lora_step.check({"peft": 2.0, "fsdp2": 2.0, "mcore": 2.0} | {side: 2.001})
 
 
+@pytest.mark.long
 def test_save_overhead(model: Path, tmp_path: Path) -> None:
     data = write_texts(tmp_path / "data.jsonl", 60)
     words = ["--model", str(model), "--data", str(data), "--sequence", "32", "--rounds", "1"]

@@ -67,6 +67,7 @@ def test_the_files_are_all_that_there_are(output: Path) -> None:
     assert (output / "checkpoints" / "latest").read_text() == "global_step_4\n"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_is_named(rank_pool: RankPool, output: Path, name: str) -> None:
     checkpoints = output / "checkpoints"

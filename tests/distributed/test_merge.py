@@ -49,6 +49,7 @@ def assert_same_directory(found: Path, expected: Path) -> None:
 HSDP = {"parallel": {"fsdp_size": 2}}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("toy", "ranks", "fields", "dtype"),
     [

@@ -97,6 +97,7 @@ SAME_RANKS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("toy", "data", "ranks", "fsdp_size", "accumulation", "dropout", "save_async", "options"), SAME_RANKS
 )
@@ -193,6 +194,7 @@ OTHER_RANKS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("toy", "data", "before", "after"), OTHER_RANKS)
 def test_other_ranks_and_other_sharding(
     rank_pool: RankPool, tmp_path: Path, toy: str, data: str, before: tuple, after: tuple

@@ -61,6 +61,7 @@ def test_a_second_run_is_refused_and_changes_nothing(place: Workplace) -> None:
     assert not (run / FILE_NAME).exists()
 
 
+@pytest.mark.long
 def test_nodes_with_disks_of_their_own(place: Workplace) -> None:
     """A lock on each, and each sets its own part of an earlier run aside."""
     data = {**place.data, "data_shared_file_system": False}

@@ -29,6 +29,7 @@ ROWS: dict[str, tuple[str, int, list[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_training_to_hugging_face(place: Workplace, tmp_path: Path, name: str) -> None:
     toy, ranks, flags, _ = ROWS[name]
@@ -54,6 +55,7 @@ def test_training_to_hugging_face(place: Workplace, tmp_path: Path, name: str) -
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["num_hidden_layers"] == 4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_conversion_to_training(place: Workplace, tmp_path: Path, name: str) -> None:
     toy, ranks, flags, topology = ROWS[name]

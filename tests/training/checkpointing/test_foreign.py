@@ -25,6 +25,7 @@ ROWS: dict[str, tuple[str, str, int, list[str]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_what_megatron_writes_is_gone_on_from(place: Workplace, tmp_path: Path, name: str) -> None:
     toy, kind, ranks, flags = ROWS[name]
