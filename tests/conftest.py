@@ -18,8 +18,8 @@ collect_ignore = [] if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1" else list(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a grid that is too long for each run, keep a fixed sample: each n-th of the tests marked `sampled(n)`. Leave out
-    what is marked `long`.
+    """Of a grid that is too long for each run, keep a fixed sample: each n-th of the tests marked `sampled(n)`; leave
+    out those marked `long`.
 
     MINDSPEED_WHOLE_GRIDS=1 runs all; `scripts/soak.sh whole_grids` does.
     """
