@@ -5,7 +5,7 @@
 
 Each side is a process of its own: `train_fsdp2.py` and `pretrain_gpt.py` as they are, with their logs and files, and a
 script of a few lines around `peft` and the Trainer. All begin with the same adapter (rank 8 on all linear layers of the
-decoder), see the same samples, one a step, and make their steps in turns (A B C A B C ...), while the others wait. A
+decoder), see the same samples, one a step, and make their steps in turns (A B C B C A ...), while the others wait. A
 step lasts until the next one could begin; beside its time it is counted how much the process computed in it, which
 depends less on what else the machine does. The first two rounds warm up. Losses of all sides must agree in each step,
 so that none is fast by computing something else. Peak memory is the largest resident memory of a process from its start
@@ -153,8 +153,12 @@ def _run(arguments: argparse.Namespace, folder: Path, found: dict[str, Figures])
     for side in sides:
         side.start()
     for number in range(rounds):
-        losses = {side.name: side.step(found[side.name] if number >= WARM_UP else None) for side in sides}
-        print(f"round {number}: " + ", ".join(f"loss of {NAMES[n]} {v:.6f}" for n, v in losses.items()), flush=True)
+        # Each is first in turn: one that always followed the same other would find its caches as that one leaves them.
+        order = sides[number % len(sides) :] + sides[: number % len(sides)]
+        losses = {side.name: side.step(found[side.name] if number >= WARM_UP else None) for side in order}
+        print(
+            f"round {number}: " + ", ".join(f"loss of {NAMES[name]} {losses[name]:.6f}" for name in found), flush=True
+        )
         check(losses)
     for side in sides:
         side.end()

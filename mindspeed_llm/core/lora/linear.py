@@ -165,7 +165,8 @@ class LoraLinear(nn.Module):
             if self.local_rule is not None:
                 self.local_rule.add(input_, own)
         # All adapters of a layer have one rank.
-        outputs = [linear(each, b) for each, b in zip((short * self.scale).chunk(len(bs), dim=-1), bs, strict=True)]
+        shares = (short * self.scale).chunk(len(bs), dim=-1)
+        outputs = [_TimesB.apply(each, b) for each, b in zip(shares, bs, strict=True)]
         if self._fused:
             return outputs[0]
         assert self.rows is not None
@@ -189,6 +190,32 @@ class LoraLinear(nn.Module):
                 if key in found:
                     found[key] = apply_swiglu_sharded_factory(found[key], sharded_offsets, apart)
         return found
+
+
+class _TimesB(torch.autograd.Function):
+    """`linear(short, b)` with another order of factors in the gradient of B.
+
+    Torch's own, g^T short, reads the gradient of the output by columns, and for a part of a layer the rows of that are
+    strided as well. Of the product's transpose it reads rows: on one core 0.2 ms instead of 2.3 for a half of [512,
+    3072] and rank 8.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, short: Tensor, b: Tensor) -> Tensor:
+        """[..., rank], [outputs, rank] -> [..., outputs]"""
+        ctx.save_for_backward(short, b)
+        return linear(short, b)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """[..., outputs] -> the gradients of both."""
+        short, b = ctx.saved_tensors
+        of_short, of_b = ctx.needs_input_grad
+        return (
+            gradient @ b if of_short else None,
+            # Contiguous, since megatron-core sums it over ranks in place.
+            (short.flatten(0, -2).t() @ gradient.flatten(0, -2)).t().contiguous() if of_b else None,
+        )
 
 
 def to_rows(short: Tensor, group: Any, *, sequence_parallel: bool) -> Tensor:
