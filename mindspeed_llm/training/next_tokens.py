@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class PipelineNextTokens:
         chunks = list(self._model.chunks)
         iterators = [iter(batches) for _ in chunks]
         found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(
-            forward_step_func=_forward_step,
+            forward_step_func=partial(_forward_step, self._args.vocab_size),
             data_iterator=iterators if len(chunks) > 1 else iterators[0],
             model=chunks,
             num_microbatches=len(batches),
@@ -80,17 +81,31 @@ class PipelineNextTokens:
         ]
 
 
-def _forward_step(batches: Iterator[_Batch], model: nn.Module) -> tuple[Tensor, Any]:
+def _forward_step(vocab_size: int, batches: Iterator[_Batch], model: nn.Module) -> tuple[Tensor, Any]:
     tokens, last = next(batches)
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
 
     def best(logits: Tensor, non_loss_data: bool) -> tuple[Tensor, Tensor]:
-        """[rows, length, this rank's part of the vocabulary] -> the largest logit behind each row, and its place."""
         logits = logits[torch.arange(len(last), device=last.device), last]
-        values, places = logits.float().max(dim=-1)
-        return values, places + parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        first = parallel_state.get_tensor_model_parallel_rank() * logits.shape[-1]
+        return best_of_shard(logits, first, vocab_size)
 
     return model(tokens, positions, None), best
+
+
+def best_of_shard(logits: Tensor, first: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row, and its token. Rows of the embedding that only fill it up are no tokens.
+
+    Args:
+        logits: of this rank's part of the padded vocabulary, [rows, part].
+        first: the token that the part begins with.
+        vocab_size: tokens that there are.
+    """
+    if first + logits.shape[-1] > vocab_size:
+        logits = logits.clone()
+        logits[:, max(vocab_size - first, 0) :] = -torch.inf
+    values, places = logits.float().max(dim=-1)
+    return values, places + first
 
 
 def _best_of_shards(values: Tensor, tokens: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.prompts import first_prompts
 from mindspeed_llm.training.data.datasets import build_datasets
+from mindspeed_llm.training.next_tokens import best_of_shard
 from tests.training.arguments.lines import arguments
 from tests.training.data import helpers
 
@@ -47,3 +49,14 @@ def test_documents_are_asked_their_first_half(tmp_path: Path) -> None:
     texts = [reader[6][:8].tolist(), reader[8][:16].tolist(), reader[9][:11].tolist()]
     assert [item.ids + item.reference for item in found] == texts
     assert [len(item.ids) for item in found] == [4, 8, 5]
+
+
+def test_what_fills_up_the_vocabulary_is_no_token() -> None:
+    logits = torch.tensor([[-3.0, -1.0, -2.0, 0.0], [-1.0, -3.0, -2.0, 0.0]])
+    for first, vocab_size, tokens in ((0, 3, [1, 0]), (4, 7, [5, 4]), (4, 8, [7, 7])):
+        values, found = best_of_shard(logits, first, vocab_size)
+        assert found.tolist() == tokens
+        assert values.tolist() == [logits[row, token - first] for row, token in enumerate(tokens)]
+    values, _ = best_of_shard(logits, 8, 7)
+    assert values.tolist() == [-torch.inf, -torch.inf]
+    assert logits[0, 3] == 0.0, "the logits themselves stay"
