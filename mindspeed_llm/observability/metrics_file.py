@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,19 +24,25 @@ class MetricsFile:
         """Open the file for a run that continues after `start_iteration`.
 
         A run from the beginning sets an earlier file of that name aside (`metrics.1.jsonl`, ...). A resumed run keeps
-        the lines up to its starting point and drops the later ones, which it is about to write again.
+        the lines up to its starting point and drops the later ones, which it is about to write again. What it writes
+        for the starting point itself (an evaluation behind the last step) takes the place of the same line there.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             if start_iteration == 0:
                 set_aside(path)
             else:
-                _keep_until(path, start_iteration)
-        self.path = path
+                _keep(path, lambda record: record["iteration"] <= start_iteration)
+        self.path, self._start = path, start_iteration
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Append one object; values are numbers, strings, or None (left out)."""
+        if self._start and values.get("iteration") == self._start:
+            names = {name for name, value in values.items() if value is not None}
+            self._file.close()
+            _keep(self.path, lambda record: record["iteration"] != self._start or record.keys() != names)
+            self._file = self.path.open("a", encoding="utf-8")
         self._file.write(encode(values) + "\n")
         self._file.flush()
 
@@ -92,8 +98,8 @@ def set_aside(path: Path) -> None:
     path.rename(target)
 
 
-def _keep_until(path: Path, iteration: int) -> None:
-    kept = [record for record in read_metrics(path) if record["iteration"] <= iteration]
+def _keep(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    kept = [record for record in read_metrics(path) if wanted(record)]
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("".join(encode(record) + "\n" for record in kept), encoding="utf-8")
     os.replace(temporary, path)

@@ -152,7 +152,6 @@ class TrainLoop:
         started = time.monotonic()
         with self._garbage.evaluation():
             result = self._step.evaluate(batches, count=self._args.eval_iters * get_num_microbatches())
-        self._moe_losses.clear()
         self._recorder.eval(
             self.state.iteration,
             result.loss,

@@ -22,8 +22,8 @@ class MoeLosses:
         self._is_on = bool(args.num_experts)
 
     def take(self, steps: int) -> dict[str, float]:
-        """The losses by name (`load_balancing_loss`, `z_loss`, ...) per layer and micro batch, since the last call or
-        `clear`. A collective.
+        """The losses by name (`load_balancing_loss`, `z_loss`, ...) per layer and micro batch, since the last call. A
+        collective. Only training notes some.
 
         Args:
             steps: optimizer steps since then.
@@ -50,11 +50,6 @@ class MoeLosses:
             found[name] = values.sum().item() / (self._num_layers * get_num_microbatches() * steps)
         clear_aux_losses_tracker()
         return found
-
-    def clear(self) -> None:
-        """Forget what has been noted, for instance by an evaluation."""
-        if self._is_on:
-            clear_aux_losses_tracker()
 
     def _names(self, own: list[str]) -> list[str]:
         gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]

@@ -69,6 +69,23 @@ def test_a_resumed_run_replaces_what_came_after_its_start(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_an_evaluation_that_a_resumed_run_repeats_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _write(path, range(1, 4))
+    for loss in (1.0, 0.5):
+        file = MetricsFile(path, start_iteration=3)
+        file.write({"iteration": 3, "eval_loss": loss, "eval_tokens": 7, "other": None})
+        file.write({"iteration": 3, "eval_loss_test": loss})
+        file.close()
+    records = read_metrics(path)
+    assert [record["iteration"] for record in records] == [1, 2, 3, 3, 3]
+    assert records[2]["lm_loss"] == 3.0
+    assert records[3:] == [
+        {"iteration": 3, "eval_loss": 0.5, "eval_tokens": 7},
+        {"iteration": 3, "eval_loss_test": 0.5},
+    ]
+
+
 def test_damage_before_the_last_line_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1}\n{"iterat\n{"iteration": 3}\n')

@@ -15,12 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from mindspeed_llm.checkpoints.run_lock import FILE_NAME
 from mindspeed_llm.locks import FileLock
+from mindspeed_llm.observability.metrics_file import read_metrics
 from mindspeed_llm.training.data.datasets import build_datasets
 from mindspeed_llm.training.main import main
 from tests.support.pool import RankPool
 from tests.support.runs import metrics
 from tests.support.toys import build_toy, save_toy
-from tests.training.arguments.lines import arguments
+from tests.training.arguments.lines import EXPERTS, arguments
 
 pytestmark = pytest.mark.distributed
 ERROR = "tests.training.command_rows:error"
@@ -61,6 +62,20 @@ def test_evaluations_equal_transformers(rank_pool: RankPool, tmp_path: Path) -> 
     ]
     norms = [line["params_norm"] for line in lines if "lm_loss" in line]
     assert len(norms) == 4 and norms[0] > 1 and any(f"params norm: {norms[0]:.3f}" in line for line in rows[0]["log"])
+
+
+def test_evaluations_leave_the_losses_of_routers_alone(rank_pool: RankPool, tmp_path: Path) -> None:
+    """What is logged is the mean over all steps since the last line, also those before an evaluation."""
+    found = []
+    for name, often in (("without", "--eval-iters 0"), ("with", "--eval-iters 1 --eval-interval 3")):
+        flags = (
+            f"{EXPERTS} --train-iters 4 --global-batch-size 2 --log-interval 4 --metrics-dir {tmp_path / name} "
+            f"--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001 {often}"
+        )
+        assert rank_pool.run(ROW, ranks=1, flags=flags)[0]["code"] == 0
+        [line] = [line for line in read_metrics(tmp_path / name / "metrics.jsonl") if "lm_loss" in line]
+        found.append((line["aux_loss"], line["z_loss"]))
+    assert found[0][0] > 0.5 and found[0] == found[1]
 
 
 def test_files_of_a_run(rank_pool: RankPool, tmp_path: Path) -> None:
