@@ -9,7 +9,6 @@ Reads metrics.jsonl of the run and loads the exported model from the same direct
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ class RunError(RuntimeError):
     """The run's files do not show what was asked for; the message says which file and why."""
 
 
-def read_eval_losses(run: Path) -> list[tuple[int, float]]:
-    """Return (iteration, eval loss) of every evaluation in the run's metrics.jsonl, in the order written.
+def read_evaluations(run: Path) -> list[dict[str, Any]]:
+    """Return every evaluation in the run's metrics.jsonl, in the order written.
 
     Raises:
         RunError: no such file, or fewer than two evaluations in it.
@@ -30,10 +29,16 @@ def read_eval_losses(run: Path) -> list[tuple[int, float]]:
         raise RunError(f"{metrics} does not exist: the run has not logged anything")
     from mindspeed_llm.observability.metrics_file import read_metrics
 
-    losses = [(record["iteration"], record["eval_loss"]) for record in read_metrics(metrics) if "eval_loss" in record]
-    if len(losses) < 2:
-        raise RunError(f"{metrics} holds {len(losses)} evaluations; two are needed (training.eval_on_start: true)")
-    return losses
+    found = [record for record in read_metrics(metrics) if "eval_loss" in record]
+    if len(found) < 2:
+        raise RunError(f"{metrics} holds {len(found)} evaluations; two are needed (training.eval_on_start: true)")
+    return found
+
+
+def _where(evaluation: dict[str, Any]) -> str:
+    """Not all losses have a perplexity."""
+    text = f"iteration {evaluation['iteration']}"
+    return text + (f", perplexity {evaluation['eval_perplexity']:.2f}" if "eval_perplexity" in evaluation else "")
 
 
 def generate(directory: Path, *, prompt: str | None, chat: str | None, max_new_tokens: int) -> str:
@@ -66,15 +71,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--require-improvement", action="store_true", help="fail unless the last eval loss is lower")
     options = parser.parse_args(argv)
     try:
-        losses = read_eval_losses(options.run)
-        (first_step, before), (last_step, after) = losses[0], losses[-1]
+        evaluations = read_evaluations(options.run)
+        first, last = evaluations[0], evaluations[-1]
+        before, after = first["eval_loss"], last["eval_loss"]
         plot = options.run / "loss.png"
         if not plot.is_file():
             raise RunError(f"{plot} does not exist")
         if not (options.run / "config.json").is_file():
             raise RunError(f"{options.run} holds no exported model (config.json)")
-        print(f"eval loss before  {before:.4f}  (iteration {first_step}, perplexity {math.exp(before):.2f})")
-        print(f"eval loss after   {after:.4f}  (iteration {last_step}, perplexity {math.exp(after):.2f})")
+        print(f"eval loss before  {before:.4f}  ({_where(first)})")
+        print(f"eval loss after   {after:.4f}  ({_where(last)})")
         print(f"loss curve        {plot}")
         print(f"trained model     {options.run}  (Hugging Face directory)")
         asked = options.prompt if options.chat is None else options.chat

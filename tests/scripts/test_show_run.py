@@ -1,5 +1,7 @@
 """The summary at the end of the quick start reads what the run wrote, and fails where there is nothing to show."""
 
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,23 @@ from scripts import show_run
 
 
 def write_run(folder: Path, losses: list[tuple[int, float]]) -> Path:
-    lines = [{"iteration": 1, "lm_loss": 9.0}, *({"iteration": i, "eval_loss": loss} for i, loss in losses)]
+    lines = [{"iteration": 1, "lm_loss": 9.0}, *(_evaluation(*pair) for pair in losses)]
     (folder / "metrics.jsonl").write_text("".join(metrics_file.encode(line) + "\n" for line in lines))
     (folder / "loss.png").write_bytes(b"png")
     (folder / "config.json").write_text("{}")
     return folder
+
+
+def _evaluation(iteration: int, loss: float) -> dict[str, float]:
+    return {"iteration": iteration, "eval_loss": loss, "eval_perplexity": math.exp(loss)}
+
+
+def test_a_loss_without_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, [(0, 2.0), (16, 1.5)])
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(re.sub(r', "eval_perplexity": [^}]*', "", path.read_text()))
+    assert show_run.main([str(tmp_path)]) == 0
+    assert "after   1.5000  (iteration 16)\n" in capsys.readouterr().out
 
 
 def test_prints_first_and_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

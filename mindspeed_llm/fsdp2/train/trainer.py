@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,9 @@ import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.checkpoint.hf_export import export_model
-from mindspeed_llm.fsdp2.checkpoint.hf_writer import let_generation_stop
 from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager
-from mindspeed_llm.fsdp2.checkpoint.publish import MERGED
 from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.data_factory import DataBundle
-from mindspeed_llm.fsdp2.distributed.fsdp import DTYPES
 from mindspeed_llm.fsdp2.distributed.mesh import DataMesh
 from mindspeed_llm.fsdp2.models.counts import model_size
 from mindspeed_llm.fsdp2.models.model_factory import BuiltModel
@@ -30,6 +26,7 @@ from mindspeed_llm.fsdp2.optim.optimizer_factory import OptimizerFactory
 from mindspeed_llm.fsdp2.optim.schedule import build_schedule
 from mindspeed_llm.fsdp2.train.eval_samples import build_eval_samples
 from mindspeed_llm.fsdp2.train.evaluate import EvalResult, evaluate
+from mindspeed_llm.fsdp2.train.exporting import export_trained
 from mindspeed_llm.fsdp2.train.forward import Batch
 from mindspeed_llm.fsdp2.train.preference import pair_loss
 from mindspeed_llm.fsdp2.train.saving import Saver
@@ -258,47 +255,9 @@ class Trainer:
         return results
 
     def export(self, folder: Path | None = None) -> None:
-        """Write the model in Hugging Face format to `folder`, by default `training.output_dir` (a collective).
-
-        With adapters these go there, in PEFT's format, and with `training.merge_adapter` the model to `merged` in it.
-        Exports of an earlier run in the folder and in `merged` are replaced, whatever they hold.
-        """
-        training = self.config.training
-        folder = folder or Path(training.output_dir)
-        if self.built.adapter is None:
-            self._export_model(folder)
-            return
-        from mindspeed_llm.fsdp2.checkpoint.adapter_export import adapter_changes, export_adapter
-
-        export_adapter(
-            self.built.model,
-            folder,
-            config=self.built.adapter,
-            dtype=DTYPES[training.hf_export_dtype or "fp32"],
-            is_writer=distributed.is_rank_zero(),
-            save_tokenizer=self.tokenizer.save_pretrained,
-        )
-        dist.barrier()
-        logger.info("Exported the adapter in PEFT's format to %s", folder)
-        if training.merge_adapter:
-            self._export_model(folder / MERGED, adapter_changes(self.built.model))
-
-    def _export_model(self, folder: Path, changes: Mapping[str, Callable[[], torch.Tensor]] | None = None) -> None:
-        training = self.config.training
-        chosen = training.hf_export_dtype
-        let_generation_stop(self.built.model.generation_config, self.tokenizer.eos_token_id)
-        export_model(
-            self.built.model,
-            folder,
-            config=self.built.source_config,
-            dtype_of=(lambda name: DTYPES[chosen]) if chosen is not None else self.built.export_dtype,
-            shard_size=training.hf_shard_size,
-            is_writer=distributed.is_rank_zero(),
-            save_tokenizer=self.tokenizer.save_pretrained,
-            changes=changes,
-        )
-        dist.barrier()
-        logger.info("Exported the model in Hugging Face format to %s", folder)
+        """Write what was trained to `folder`, by default `training.output_dir` (a collective); see `export_trained`."""
+        folder = folder or Path(self.config.training.output_dir)
+        export_trained(self.built, folder, training=self.config.training, tokenizer=self.tokenizer)
 
     def _export_save_point(self, step: int) -> None:
         self.export(Path(self.config.training.output_dir) / "hf" / f"global_step_{step}")
