@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from mindspeed_llm.checkpoints.dcp_reader import read_metadata
 from mindspeed_llm.checkpoints.storage import open_storage_for_reading
+from mindspeed_llm.core.lora.local_learning import local_rules
 from mindspeed_llm.core.lora.settings import LoraSettings, lora_settings
 from mindspeed_llm.core.shared_master import masters_in_fp32
 from mindspeed_llm.errors import UserError
@@ -107,8 +108,17 @@ def _load_peft(args: Namespace, model: TrainingModel, settings: LoraSettings) ->
             "convert_ckpt_v2.py --lora-target-modules"
         )
     assert dist.group.WORLD is not None
-    storage = open_storage_for_reading(folder, dist.group.WORLD)
-    storage.together(f"loading {folder}", lambda: load_peft_adapter(model.modules, folder, source, args, settings))
+
+    def load() -> None:
+        load_peft_adapter(model.modules, folder, source, args, settings)
+        if any(not half.b.any() for rule in local_rules(model.modules) for half in rule.halves):
+            raise UserError(
+                f"--lora-load {folder}: its B are zeros, as before any training, which local updates never move. Leave "
+                "it out, since adapters of local layers begin with small numbers; or leave out "
+                "--lu-lora-final-layer-index"
+            )
+
+    open_storage_for_reading(folder, dist.group.WORLD).together(f"loading {folder}", load)
     with masters_in_fp32(model.optimizer, changed=True):
         model.optimizer.reload_model_params()
     logger.info("Took the adapter of %s; training starts at step 0", folder)

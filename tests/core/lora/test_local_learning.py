@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from mindspeed_llm.core.lora.halves import Cut, Halves, initial_b
 from mindspeed_llm.core.lora.local_learning import LocalRule, LocalUpdates
@@ -182,6 +183,19 @@ def check_files(model: Path, folder: Path, rows: list[dict[str, Any]]) -> None:
     assert torch.equal(exported["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"], a)
     assert a.dtype == torch.float32
     assert not torch.equal(a, a.bfloat16().float())
+
+
+def test_adapters_that_would_never_move_are_refused(rank_pool: RankPool, cases: Any, tmp_path: Path) -> None:
+    """With B = 0 Oja's rule has nothing to strengthen."""
+    case = cases("llama", PARTS, 1)
+    fresh = Path(shutil.copytree(case.adapter, tmp_path / "fresh")) / "adapter_model.safetensors"
+    tensors = load_file(fresh)
+    save_file({name: value * (".lora_A." in name) for name, value in tensors.items()}, fresh)
+    flags = [*case.flags([PP, "2"]), "--lora-load", str(fresh.parent)]
+    rows = rank_pool.run(ROW, ranks=2, folder=str(case.folder), flags=flags, steps=1)
+    for row in rows:
+        assert row["error"] is not None
+        assert f"--lora-load {fresh.parent}: its B are zeros" in row["error"]
 
 
 @pytest.mark.sampled(2)
