@@ -1,0 +1,81 @@
+"""GSM8K: word problems of grade school, answered by working them out (openai/grade-school-math)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Fields, Reading, Subject, Write
+from mindspeed_llm.tasks.evaluation.files import one_file
+from mindspeed_llm.tasks.evaluation.filters import INVALID, exact_match, regex
+from mindspeed_llm.tasks.evaluation.numbers import final_number, same_number
+from mindspeed_llm.tasks.evaluation.rows import read_jsonl
+
+NAME = "gsm8k"
+_TRAIN = ("train.jsonl", "*train*.jsonl")
+
+
+def _documents(file: Path) -> tuple[Document, ...]:
+    documents = []
+    for row in read_jsonl(file):
+        fields = {"question": row.text("question"), "answer": row.text("answer")}
+        if "####" not in fields["answer"] or final_number(fields["answer"]) == INVALID:
+            raise row.wrong("answer", 'a worked answer that ends in "#### <number>"')
+        documents.append(Document(subject=NAME, index=len(documents), place=row.place, fields=fields))
+    if not documents:
+        raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
+    return tuple(documents)
+
+
+def _train_file(folder: Path) -> Path | None:
+    places = (folder, folder.parent, folder.parent / "train")
+    # The distribution has a train_socratic.jsonl as well, which answers otherwise.
+    return next((file for place in places for name in _TRAIN for file in sorted(place.glob(name))), None)
+
+
+def load(path: Path) -> tuple[Subject, ...]:
+    """The questions of `test.jsonl`, and examples from `train.jsonl`.
+
+    The examples are looked for in the folder of the questions, above it, and in a folder `train` beside it.
+
+    Raises:
+        UserError: there is no such file, or a row of it is malformed.
+    """
+    test = one_file(path, ("test.jsonl", "*test*.jsonl"))
+    train = _train_file(test.absolute().parent)
+    return (Subject(name=NAME, documents=_documents(test), shots=_documents(train) if train else ()),)
+
+
+def _prompt(fields: Fields) -> str:
+    return f"Question: {fields['question']}\nAnswer:"
+
+
+def _target(fields: Fields) -> str:
+    return str(fields["answer"])
+
+
+_same_text = exact_match(remove=(",", r"\$", r"(?s).*#### ", r"\.$"), ignore_case=True)
+
+BENCHMARK = Benchmark(
+    name=NAME,
+    version="1",
+    load=load,
+    prompt=_prompt,
+    target=_target,
+    answer=Write(
+        stop=("Question:", "</s>", "<|im_end|>"),
+        max_new_tokens=256,
+        readings=(
+            Reading(name="strict-match", extract=regex(r"#### (\-?[0-9\.\,]+)"), matches=_same_text),
+            Reading(
+                name="flexible-extract",
+                extract=regex(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", take=-1),
+                matches=_same_text,
+            ),
+            # Ours: by value, where the other two compare digits.
+            Reading(name="number", extract=final_number, matches=same_number),
+        ),
+    ),
+    headline="flexible-extract",
+    num_fewshot=5,
+)

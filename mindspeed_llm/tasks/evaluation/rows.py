@@ -1,0 +1,135 @@
+"""Rows of the files that benchmarks come in, with every field checked where it is read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+
+_ADVICE = "Mend the row, or take the file from the benchmark's own distribution again."
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: where it stands ("file, line 3") and its fields as the file has them."""
+
+    place: str
+    fields: Mapping[str, object]
+
+    def wrong(self, field: str, expected: str) -> UserError:
+        """The error for a field of this row that is not what it should be."""
+        found = "nothing" if field not in self.fields else repr(self.fields[field])
+        found = found if len(found) <= 80 else f"{found[:80]} ..."
+        return UserError(f"{self.place}: field {field!r} is {found}, expected {expected}. {_ADVICE}")
+
+    def text(self, field: str, *, may_be_empty: bool = False) -> str:
+        """A field that holds text. Raises UserError: it is missing, no text, or empty where that is not allowed."""
+        value = self.fields.get(field)
+        if not isinstance(value, str) or not (may_be_empty or value.strip()):
+            raise self.wrong(field, "a text" if may_be_empty else "a text that is not empty")
+        return value
+
+    def texts(self, field: str, *, at_least: int = 1) -> tuple[str, ...]:
+        """A field that holds a list of texts. Raises UserError: it does not, or has too few."""
+        value = self.fields.get(field)
+        if not isinstance(value, list) or len(value) < at_least or not all(isinstance(item, str) for item in value):
+            raise self.wrong(field, f"a list of at least {at_least} texts")
+        return tuple(value)
+
+    def letter(self, field: str, letters: str) -> str:
+        """A field that holds one of the letters. Raises UserError: it does not."""
+        value = self.fields.get(field)
+        value = value.strip() if isinstance(value, str) else value
+        if not isinstance(value, str) or len(value) != 1 or value not in letters:
+            raise self.wrong(field, "one of the letters " + ", ".join(letters))
+        return value
+
+    def boolean(self, field: str) -> bool:
+        """A field that holds true or false. Raises UserError: it does not."""
+        value = self.fields.get(field)
+        if not isinstance(value, bool):
+            raise self.wrong(field, "true or false")
+        return value
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}). Check the path and its permissions.") from None
+
+
+def read_jsonl(path: Path) -> Iterator[Row]:
+    """The rows of a file with one JSON object a line; blank lines are skipped.
+
+    Raises:
+        UserError: a line is no JSON object.
+    """
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{place}: no JSON at column {error.colno} ({error.msg}). {_ADVICE}") from None
+        if not isinstance(value, dict):
+            raise UserError(f"{place}: a {type(value).__name__}, expected an object with fields. {_ADVICE}")
+        yield Row(place, value)
+
+
+def read_json_list(path: Path, field: str) -> Iterator[Row]:
+    """The objects of the list that stands in one field of a JSON file.
+
+    Raises:
+        UserError: the file is no JSON, has no such list, or an item of it is no object.
+    """
+    try:
+        content = json.loads(_text_of(path))
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {error.lineno}: no JSON at column {error.colno} ({error.msg}). {_ADVICE}"
+        ) from None
+    items = content.get(field) if isinstance(content, dict) else None
+    if not isinstance(items, list):
+        raise UserError(f"{path}: field {field!r} is no list, expected a list of objects. {_ADVICE}")
+    for number, item in enumerate(items):
+        place = f"{path}, item {number} of {field!r}"
+        if not isinstance(item, dict):
+            raise UserError(f"{place}: a {type(item).__name__}, expected an object with fields. {_ADVICE}")
+        yield Row(place, item)
+
+
+def read_csv(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows of a CSV file. A place names the line on which the row ends.
+
+    Args:
+        path: the file.
+        columns: the names of the columns where the file has no header line; None: its first line holds them.
+
+    Raises:
+        UserError: a row has more or fewer columns than there are names, or the quoting is broken.
+    """
+    reader = csv.reader(_text_of(path).splitlines(keepends=True), strict=True)
+    names = list(columns) if columns is not None else None
+    try:
+        for values in reader:
+            if not values:
+                continue
+            if names is None:
+                names = values
+                continue
+            place = f"{path}, line {reader.line_num}"
+            if len(values) != len(names):
+                raise UserError(
+                    f"{place}: {len(values)} columns, expected {len(names)} ({', '.join(map(repr, names))}). {_ADVICE}"
+                )
+            yield Row(place, dict(zip(names, values, strict=True)))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: no CSV ({error}). {_ADVICE}") from None

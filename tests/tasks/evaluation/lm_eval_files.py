@@ -1,0 +1,38 @@
+"""The task files of an installed lm-eval: the authority on prompts, filters and targets. Nothing of it is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `!function module.name` as that text."""
+
+
+_Loader.add_constructor("!function", lambda loader, node: str(node.value))
+
+
+def task(name: str) -> dict:
+    """A task file with what it includes; skips the test where lm-eval is not installed.
+
+    Args:
+        name: path below lm-eval's folder of tasks.
+    """
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("lm-eval is not installed (extra: eval)")
+    file = Path(spec.submodule_search_locations[0]) / "tasks" / name
+    content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    included = content.pop("include", None)
+    return {**(task(f"{Path(name).parent}/{included}") if included else {}), **content}
+
+
+def render(template: str, fields: dict) -> str:
+    """A template of a task file, rendered as lm-eval does."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return environment.from_string(template).render(**fields)
