@@ -49,6 +49,7 @@ class Choose:
     gold: Callable[[Fields], tuple[int, ...]]
     """The right choices by their position from 0; any of them counts."""
     metrics: tuple[str, ...] = ("acc", "acc_norm")
+    """Those that are reported; every one takes a choice by the same log-likelihoods."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,25 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("!function", lambda loader, node: str(node.value))
 
 
+def _folder() -> Path:
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("lm-eval is not installed (extra: eval)")
+    return Path(spec.submodule_search_locations[0]) / "tasks"
+
+
+def tasks(pattern: str) -> list[dict]:
+    """The task files that fit a pattern below lm-eval's folder of tasks, in order of names."""
+    return [task(str(file.relative_to(_folder()))) for file in sorted(_folder().glob(pattern))]
+
+
 def task(name: str) -> dict:
     """A task file with what it includes; skips the test where lm-eval is not installed.
 
     Args:
         name: path below lm-eval's folder of tasks.
     """
-    spec = importlib.util.find_spec("lm_eval")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("lm-eval is not installed (extra: eval)")
-    file = Path(spec.submodule_search_locations[0]) / "tasks" / name
+    file = _folder() / name
     content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     included = content.pop("include", None)
     return {**(task(f"{Path(name).parent}/{included}") if included else {}), **content}
