@@ -1,0 +1,56 @@
+"""BoolQ: questions about a passage that are answered yes or no (google-research-datasets/boolean-questions)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Subject
+from mindspeed_llm.tasks.evaluation.files import one_file
+from mindspeed_llm.tasks.evaluation.rows import read_jsonl
+
+NAME = "boolq"
+_CHOICES = ("no", "yes")
+
+
+def load(path: Path) -> tuple[Subject, ...]:
+    """The questions of `dev.jsonl`, the set of the distribution that has answers and is not for training.
+
+    Raises:
+        UserError: there is no such file, or a row of it is malformed.
+    """
+    file = one_file(path, ("dev.jsonl", "*dev*.jsonl"))
+    documents = []
+    for row in read_jsonl(file):
+        fields = {
+            "passage": row.text("passage"),
+            "question": row.text("question"),
+            "answer": row.boolean("answer"),
+        }
+        documents.append(Document(subject=NAME, index=len(documents), place=row.place, fields=fields))
+    if not documents:
+        raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
+    return (Subject(name=NAME, documents=tuple(documents)),)
+
+
+def _prompt(fields: Fields) -> str:
+    return f"{fields['passage']}\nQuestion: {fields['question']}?\nAnswer:"
+
+
+def _gold(fields: Fields) -> tuple[int, ...]:
+    return (int(bool(fields["answer"])),)
+
+
+def _target(fields: Fields) -> str:
+    return _CHOICES[_gold(fields)[0]]
+
+
+BENCHMARK = Benchmark(
+    name=NAME,
+    version="1",
+    load=load,
+    prompt=_prompt,
+    target=_target,
+    answer=Choose(choices=lambda fields: _CHOICES, gold=_gold, metrics=("acc",)),
+    headline="acc",
+)

@@ -1,0 +1,79 @@
+"""BoolQ in its original layout, against lm-eval's task file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation.benchmark import request
+from mindspeed_llm.tasks.evaluation.benchmarks.boolq import BENCHMARK, load
+from tests.tasks.evaluation import lm_eval_files
+from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result
+
+
+def _item(number: int) -> dict:
+    return {
+        "question": f"is {number} an even number",
+        "title": "Numbers",
+        "answer": number % 2 == 0,
+        "passage": f"The number {number} follows {number - 1}.",
+    }
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    for name in ("dev", "train"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(_item(number)) + "\n" for number in range(1, 9)))
+    return tmp_path / "dev.jsonl"
+
+
+def test_requests_are_those_of_lm_eval(file: Path) -> None:
+    task = lm_eval_files.task("super_glue/boolq/default.yaml")
+    (subject,) = load(file.parent)
+    for document in subject.documents:
+        asked = request(BENCHMARK, subject, document)
+        assert asked.context == lm_eval_files.render(task["doc_to_text"], dict(document.fields))
+        assert asked.continuations == tuple(f" {choice}" for choice in task["doc_to_choice"])
+        # The label of lm-eval's copy of the data is 1 for true.
+        assert BENCHMARK.answer.gold(document.fields) == (int(_item(document.index + 1)["answer"]),)
+
+
+def test_a_whole_request(file: Path) -> None:
+    (subject,) = load(file)
+    asked = request(BENCHMARK, subject, subject.documents[0])
+    assert asked.context == "The number 1 follows 0.\nQuestion: is 1 an even number?\nAnswer:"
+    assert asked.continuations == (" no", " yes")
+    assert BENCHMARK.target(subject.documents[0].fields) == "no"
+
+
+def test_an_oracle_is_right_and_a_constant_has_a_chance_of_one_half(file: Path) -> None:
+    subjects = load(file)
+    assert_oracle_is_right(BENCHMARK, subjects)
+    assert constant_result(BENCHMARK, subjects).total["acc"].accuracy == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"answer": "true"}, "field 'answer' is 'true', expected true or false"),
+        ({"passage": " "}, "field 'passage' is ' ', expected a text that is not empty"),
+    ],
+)
+def test_a_malformed_row_is_named(file: Path, change: dict, said: str) -> None:
+    with file.open("a") as stream:
+        stream.write(json.dumps({**_item(9), **change}) + "\n")
+    with pytest.raises(UserError) as caught:
+        load(file)
+    assert f"dev.jsonl, line 9: {said}" in str(caught.value)
+
+
+def test_several_files_that_fit_are_named(file: Path) -> None:
+    file.rename(file.with_name("a_dev.jsonl"))
+    file.with_name("b_dev.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"a_dev.jsonl, b_dev.jsonl"):
+        load(file.parent)
+    with pytest.raises(UserError, match=r"b_dev.jsonl holds no questions"):
+        load(file.with_name("b_dev.jsonl"))
