@@ -33,6 +33,8 @@ class Subject:
     shots: tuple[Document, ...] = ()
     shots_are_documents: bool = False
     """Whether the examples are scored as well: then none stands in its own prompt."""
+    answer: Choose | Write | None = None
+    """How this subject is answered where that differs from the others of its benchmark."""
     description: str = ""
     """What every prompt of the subject begins with, its line ends included."""
 
@@ -97,6 +99,10 @@ class Benchmark:
     def __post_init__(self) -> None:
         assert self.headline in self.answer.metrics, (self.name, self.headline)
 
+    def answer_of(self, subject: Subject) -> Choose | Write:
+        """How a subject's questions are answered."""
+        return subject.answer or self.answer
+
 
 def context(benchmark: Benchmark, subject: Subject, document: Document, num_fewshot: int | None = None) -> str:
     """The whole prompt: description, examples with their answers, question.
@@ -125,7 +131,8 @@ def request(
 ) -> LogLikelihood | Generate:
     """What to ask a model about a document. Raises UserError as `context` does."""
     text = context(benchmark, subject, document, num_fewshot)
-    if isinstance(benchmark.answer, Choose):
-        choices = benchmark.answer.choices(document.fields)
+    answer = benchmark.answer_of(subject)
+    if isinstance(answer, Choose):
+        choices = answer.choices(document.fields)
         return LogLikelihood(context=text, continuations=tuple(f" {choice}" for choice in choices))
-    return Generate(prompt=text, stop=benchmark.answer.stop, max_new_tokens=benchmark.answer.max_new_tokens)
+    return Generate(prompt=text, stop=answer.stop, max_new_tokens=answer.max_new_tokens)

@@ -72,14 +72,18 @@ def _judge_choice(benchmark: Benchmark, answer: Choose, document: Document, prom
 
 
 def judge(
-    benchmark: Benchmark, document: Document, asked: LogLikelihood | Generate, raw: str | Sequence[float]
+    benchmark: Benchmark,
+    subject: Subject,
+    document: Document,
+    asked: LogLikelihood | Generate,
+    raw: str | Sequence[float],
 ) -> SampleResult:
     """The verdict on one answer.
 
     Raises:
         ValueError: the model's answer is not of the kind asked for, or a log-likelihood is not a number.
     """
-    answer = benchmark.answer
+    answer = benchmark.answer_of(subject)
     if isinstance(answer, Choose):
         assert isinstance(asked, LogLikelihood)
         return _judge_choice(benchmark, answer, document, asked.context, raw)
@@ -115,17 +119,20 @@ def summarise(benchmark: Benchmark, samples: Sequence[SampleResult]) -> Benchmar
     by_subject: dict[str, list[SampleResult]] = {}
     for sample in ordered:
         by_subject.setdefault(sample.subject, []).append(sample)
-    metrics = benchmark.answer.metrics
     subjects = {
-        subject: {metric: score([sample.correct[metric] for sample in part]) for metric in metrics}
+        subject: {metric: score([sample.correct[metric] for sample in part]) for metric in part[0].correct}
         for subject, part in by_subject.items()
     }
+    # Subjects that are answered otherwise than the rest may lack a metric.
+    metrics = dict.fromkeys(metric for part in subjects.values() for metric in part)
     return BenchmarkResult(
         name=benchmark.name,
         version=benchmark.version,
         headline=benchmark.headline,
         subjects=subjects,
-        total={metric: total_score([part[metric] for part in subjects.values()]) for metric in metrics},
+        total={
+            metric: total_score([part[metric] for part in subjects.values() if metric in part]) for metric in metrics
+        },
         samples=ordered,
         warnings=_warnings(benchmark, ordered),
     )
@@ -154,9 +161,12 @@ def evaluate(
     """
     documents = [(subject, document) for subject in subjects for document in subject.documents[:limit]]
     asked = [request(benchmark, subject, document, num_fewshot) for subject, document in documents]
-    answers = model.loglikelihood(asked) if isinstance(benchmark.answer, Choose) else model.generate(asked)
+    likelihoods = iter(model.loglikelihood([question for question in asked if isinstance(question, LogLikelihood)]))
+    texts = iter(model.generate([question for question in asked if isinstance(question, Generate)]))
     samples = [
-        judge(benchmark, document, question, raw)
-        for (_, document), question, raw in zip(documents, asked, answers, strict=True)
+        judge(
+            benchmark, subject, document, question, next(likelihoods if isinstance(question, LogLikelihood) else texts)
+        )
+        for (subject, document), question in zip(documents, asked, strict=True)
     ]
     return summarise(benchmark, samples)

@@ -51,9 +51,10 @@ def render(template: str, fields: dict) -> str:
 
 
 def function(file: str, name: str) -> Callable:
-    """A function of a task's own module that needs nothing but `re`, run without importing the module."""
+    """A function of a task's own module that needs but `re` and its siblings, run without importing the module."""
     tree = ast.parse((_folder() / file).read_text(encoding="utf-8"))
-    wanted = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    functions = ast.Module(body=[node for node in tree.body if isinstance(node, ast.FunctionDef)], type_ignores=[])
     scope: dict = {"re": re}
-    exec(compile(ast.Module(body=wanted, type_ignores=[]), file, "exec"), scope)
+    # Their annotations name what is not there.
+    exec(compile(functions, file, "exec", flags=annotations.compiler_flag), scope)
     return scope[name]

@@ -122,7 +122,7 @@ def test_an_oracle_is_right_and_a_constant_has_its_chance(folder: Path) -> None:
 def test_readings(folder: Path, text: str, first_line: bool, none: bool) -> None:
     subject = load(folder)[0]
     document = subject.documents[0]
-    sample = judge(BENCHMARK, document, request(BENCHMARK, subject, document), text)
+    sample = judge(BENCHMARK, subject, document, request(BENCHMARK, subject, document), text)
     assert sample.correct == {"first-line": first_line, "none": none}
 
 

@@ -67,7 +67,7 @@ def test_texts_and_choices_are_those_of_lm_eval(file: Path) -> None:
 def test_the_length_of_an_ending_is_taken_out(file: Path) -> None:
     (subject,) = load(file)
     document = subject.documents[1]  # endings of 8, 29, 6 and 17 characters
-    sample = judge(BENCHMARK, document, request(BENCHMARK, subject, document), [-16.0, -29.0, -15.0, -34.0])
+    sample = judge(BENCHMARK, subject, document, request(BENCHMARK, subject, document), [-16.0, -29.0, -15.0, -34.0])
     assert sample.extracted == {"acc": "sings.", "acc_norm": "mixes flour and water slowly."}
     assert sample.correct == {"acc": False, "acc_norm": True}
 

@@ -96,7 +96,7 @@ def test_an_oracle_is_right_and_a_constant_has_a_chance_of_one_in_four(folder: P
 def test_reading_a_written_letter(folder: Path, text: str, extracted: str, is_right: bool) -> None:
     subject = load(folder)[0]
     document = subject.documents[1]
-    sample = judge(MMLU, document, request(MMLU, subject, document), text)
+    sample = judge(MMLU, subject, document, request(MMLU, subject, document), text)
     assert sample.extracted == {"get_response": extracted}
     assert sample.correct == {"get_response": is_right}
 
@@ -105,11 +105,11 @@ def test_the_likeliest_letter_wins_and_other_answers_are_refused(folder: Path) -
     subject = load(folder)[0]
     document = subject.documents[2]
     asked = request(MMLU_PPL, subject, document)
-    sample = judge(MMLU_PPL, document, asked, [-3.0, -2.0, -1.5, -2.5])
+    sample = judge(MMLU_PPL, subject, document, asked, [-3.0, -2.0, -1.5, -2.5])
     assert (sample.extracted, sample.gold, sample.correct, sample.is_tie) == ({"acc": "C"}, "C", {"acc": True}, False)
     for raw in ([-1.0, -2.0], [-1.0, -2.0, float("nan"), -3.0]):
         with pytest.raises(ValueError, match=r"anatomy_test.csv, line 6: the model gave .* for 4 choices"):
-            judge(MMLU_PPL, document, asked, raw)
+            judge(MMLU_PPL, subject, document, asked, raw)
 
 
 @pytest.mark.parametrize(
