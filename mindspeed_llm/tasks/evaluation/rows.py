@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Row:
         return value
 
 
-def _text_of(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of UTF-8. Raises UserError: it is not that, or cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -71,7 +73,7 @@ def read_jsonl(path: Path) -> Iterator[Row]:
     Raises:
         UserError: a line is no JSON object.
     """
-    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         place = f"{path}, line {number}"
@@ -91,7 +93,7 @@ def read_json_list(path: Path, field: str) -> Iterator[Row]:
         UserError: the file is no JSON, has no such list, or an item of it is no object.
     """
     try:
-        content = json.loads(_text_of(path))
+        content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {error.lineno}: no JSON at column {error.colno} ({error.msg}). {_ADVICE}"
@@ -116,7 +118,7 @@ def read_csv(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
     Raises:
         UserError: a row has more or fewer columns than there are names, or the quoting is broken.
     """
-    reader = csv.reader(_text_of(path).splitlines(keepends=True), strict=True)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     names = list(columns) if columns is not None else None
     try:
         for values in reader:

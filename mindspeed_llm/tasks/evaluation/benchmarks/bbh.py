@@ -9,7 +9,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Fields, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.files import files_by_subject
 from mindspeed_llm.tasks.evaluation.filters import FIRST_LINE, as_it_is, exact_match
-from mindspeed_llm.tasks.evaluation.rows import read_json_list
+from mindspeed_llm.tasks.evaluation.rows import read_json_list, read_text
 
 _PROMPTS_FOLDER = "cot-prompts"
 _RULE = re.compile(r"^-{3,}\s*$", re.MULTILINE)  # parts a notice from the prompt
@@ -31,7 +31,7 @@ def _documents(file: Path, subject: str) -> tuple[Document, ...]:
 
 def _shots(file: Path, subject: str) -> tuple[str, tuple[Document, ...]]:
     """The description and the examples of a prompt file; of each worked answer only its result is shown."""
-    content = _RULE.split(file.read_text(encoding="utf-8"), maxsplit=1)[-1]
+    content = _RULE.split(read_text(file), maxsplit=1)[-1]
     description, *questions = _QUESTION.split(content)
     shots = []
     for number, question in enumerate(questions):

@@ -130,6 +130,16 @@ def test_a_malformed_row_is_named(folder: Path, line: str, said: str) -> None:
     assert "anatomy_test.csv, line 17" in str(caught.value)  # each of the eight rows takes two lines
 
 
+def test_strange_line_ends_belong_to_a_field_and_strange_bytes_are_named(folder: Path) -> None:
+    file = folder / "anatomy_test.csv"
+    file.write_text("Q\u2028 and\x0bmore?,1,2,3,4,A\r\n", encoding="utf-8")
+    subject = load(folder)[0]
+    assert [document.fields["question"] for document in subject.documents] == ["Q\u2028 and\x0bmore?"]
+    file.write_bytes("Qü?,1,2,3,4,A\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"anatomy_test.csv: byte 1 is not UTF-8"):
+        load(folder)
+
+
 def test_a_missing_dev_file_and_a_strange_path_are_named(folder: Path) -> None:
     assert [subject.name for subject in load(folder / "anatomy_test.csv")] == ["anatomy"]
     (folder.parent / "dev" / "anatomy_dev.csv").unlink()
