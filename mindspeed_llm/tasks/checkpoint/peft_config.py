@@ -51,11 +51,25 @@ def read_peft_config(path: Path, *, may_vary: bool = False) -> dict[str, Any]:
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
     except FileNotFoundError:
         raise UserError(f"{path} is missing; expected the folder of an adapter, with it and {WEIGHTS}") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise UserError(f"{path}: not the configuration of an adapter ({error!r}); copy it again") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path}: not the configuration of an adapter: no valid JSON ({error}); copy it again"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); expected the configuration of an adapter") from None
+    if not isinstance(config, dict):
+        raise UserError(
+            f"{path}: not the configuration of an adapter: it holds a {type(config).__name__}, expected a JSON object; "
+            "copy it again"
+        )
+    if missing := [name for name in ("peft_type", "r", "lora_alpha") if name not in config]:
+        raise UserError(
+            f"{path}: not the configuration of a LoRA adapter: it has no {', '.join(missing)}; copy it again, or save "
+            "the adapter with PEFT's save_pretrained"
+        )
+    kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
     if kind != "LORA":
         raise UserError(f"{path}: peft_type {kind!r}; expected LORA")
     if not _is_rank(rank) or not _is_alpha(alpha):

@@ -188,7 +188,10 @@ def _records(files: Sequence[Path]) -> Iterator[Record]:
 def empty_files(files: Sequence[Path]) -> UserError:
     """The error for data files that all have no records."""
     if len(files) == 1:
-        return UserError(f"data file {files[0]} holds no records ({files[0].stat().st_size} bytes)")
+        return UserError(
+            f"data file {files[0]} holds no records ({files[0].stat().st_size} bytes); expected one or more. "
+            "Write it again, or name another file"
+        )
     return UserError(f"none of the {len(files)} data files in {files[0].parent} holds a record")
 
 

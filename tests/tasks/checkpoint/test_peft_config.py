@@ -77,3 +77,18 @@ def test_ways_to_begin_that_do_not(tmp_path: Path, begun: bool | str) -> None:
 def test_numbers_that_cannot_be(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"adapter_config\.json: .*; expected"):
         read_peft_config(write(tmp_path, **changes), may_vary=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{x", r"no valid JSON \(Expecting property name .*line 1 column 2"),
+        ("[]", "holds a list, expected a JSON object"),
+        ('{"peft_type": "LORA", "lora_alpha": 8}', "it has no r; copy"),
+        ("{}", "it has no peft_type, r, lora_alpha; copy"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError, match=rf"adapter_config\.json: not the configuration of a.*{message}"):
+        read_peft_config(tmp_path / "adapter_config.json")
