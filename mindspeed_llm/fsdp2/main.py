@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.checkpoint.publish import warn_of_replaced
 from mindspeed_llm.fsdp2.checkpoint.resume_source import LATEST, check_resume
 from mindspeed_llm.fsdp2.config import (
     Config,
@@ -20,6 +21,7 @@ from mindspeed_llm.fsdp2.config import (
     parse_command_line,
     resolved_dict,
 )
+from mindspeed_llm.fsdp2.config.adapter_files import warn_of_base
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +58,9 @@ def main(argv: list[str]) -> int:
     logger = get_logger(__name__)
     for notice in notices:
         logger.info(notice)
+    is_first_rank = os.environ.get("RANK", "0") == "0"
+    if is_first_rank and (warning := warn_of_base(config.model)) is not None:
+        logger.warning(warning)
 
     from mindspeed_llm.fsdp2.data.validate import validate_data
 
@@ -71,7 +76,9 @@ def main(argv: list[str]) -> int:
 
         if changes is not None:
             logger.warning(changes)
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank:
+            if config.training.resume_from_checkpoint is None and (warning := warn_of_replaced(config)) is not None:
+                logger.warning(warning)
             print_plan(config, world_size=world_size)
         return 0
     _train(config)
@@ -140,6 +147,9 @@ def _train_alone(config: Config, tokenizer: PreTrainedTokenizerBase, mesh: DataM
     # A checkpoint of the model alone gives the weights to start from, and nothing to go on with.
     progress = chosen[1].progress if chosen and chosen[1].has_optimizer else None
     start, changes = None, check_settings(chosen[1], config) if chosen else None
+    goes_on = checkpoints is not None and chosen is not None and progress is not None and checkpoints.is_own(chosen[0])
+    if not goes_on and distributed.is_rank_zero() and (warning := warn_of_replaced(config)) is not None:
+        logger.warning(warning)
     if chosen and progress is not None:
         start = DataPosition(step=progress["step"], samples=progress["samples"], layouts=tuple(progress["layouts"]))
     data = DataFactory(config, tokenizer).build(
@@ -210,11 +220,11 @@ def _are_there_checkpoints(config: Config) -> bool:
 
 def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
     from mindspeed_llm.fsdp2.checkpoint.manager import CheckpointManager, RunFacts
-    from mindspeed_llm.fsdp2.config.adapter_files import adapter_scale
+    from mindspeed_llm.fsdp2.config.adapter_files import BASE, adapter_scale, base_fingerprint
     from mindspeed_llm.observability.versions import versions
     from mindspeed_llm.platform.device import device_name
 
-    training = config.training
+    training, adapter = config.training, adapter_scale(config.model)
     return CheckpointManager(
         Path(training.output_dir),
         facts=RunFacts(
@@ -227,7 +237,7 @@ def _open_checkpoints(config: Config, mesh: DataMesh) -> CheckpointManager:
             },
             versions=versions(device_name=device_name()),
             config=resolved_dict(config),
-            adapter=adapter_scale(config.model),
+            adapter=None if adapter is None else adapter | {BASE: base_fingerprint(config.model)},
         ),
         total_limit=training.save_total_limit,
         only_model=training.save_only_model,

@@ -47,8 +47,9 @@ class Manifest:
 
     files: relative name -> {"size": bytes, "xxh3": hex digest}. topology: ranks, replicas, shards, micro batch size
     and accumulation of the run that wrote it. progress: what the trainer needs to go on. versions and config are for
-    people. adapter: what the numbers of adapters mean, see `adapter_scale`; None for a model. In the file a `checksum`
-    follows: the xxh3-128 of its text up to there.
+    people. adapter: what the numbers of adapters mean, see `adapter_scale`, and under "base" which weights they are
+    for, see `base_fingerprint`; None for a model. In the file a `checksum` follows: the xxh3-128 of its text up to
+    there.
     """
 
     step: int

@@ -10,11 +10,12 @@ from typing import Any
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.manifest import DamagedCheckpoint, Manifest, find_checkpoints, read_manifest
 from mindspeed_llm.fsdp2.checkpoint.resume_source import LATEST
-from mindspeed_llm.fsdp2.config.adapter_files import adapter_scale
+from mindspeed_llm.fsdp2.config.adapter_files import BASE, adapter_scale, base_fingerprint
 from mindspeed_llm.fsdp2.config.config import SECRETS, Config, resolved_dict
 from mindspeed_llm.fsdp2.config.fields import all_fields
 from mindspeed_llm.fsdp2.config.help import shown
 from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
+from mindspeed_llm.fsdp2.config.types import comma_list
 from mindspeed_llm.fsdp2.data.sources import TrainSource
 
 # They decide where a run writes and what it shows, and not what it computes.
@@ -41,6 +42,8 @@ _SCHEDULE = tuple(
 # The place of a sample in the data of the one is no place in that of the other.
 _DATA_KINDS = ("training.stage", "data.data_manager_type", "data.streaming")
 _MODEL = "model.model_name_or_path"
+_TARGET = "model.lora_target"
+_SOURCES = {"model.lora_rank", "model.adapter_name_or_path"}
 _WHAT_TO_DO = (
     "to train the weights further with it, start anew from the exported model (model.model_name_or_path), with another "
     "training.output_dir and without resume_from_checkpoint"
@@ -71,12 +74,14 @@ def check_settings(manifest: Manifest, config: Config) -> str | None:
     weights from it, this is about the model that adapters are for.
 
     Raises:
-        UserError: adapters would count otherwise than they did; the checkpoint's position has no meaning in data of
-            another kind, or lies beyond max_steps.
+        UserError: it holds adapters and the run trains none, or the reverse; adapters would count otherwise than they
+            did, or be on other layers; a run that goes on would put them on another model; the checkpoint's position
+            has no meaning in data of another kind, or lies beyond max_steps.
     """
-    _check_adapter(manifest, config)
     # As JSON has it, which the manifest went through.
     old, new = _flat(manifest.config), _flat(json.loads(json.dumps(resolved_dict(config))))
+    _check_what_is_trained(manifest, config, old)
+    _check_adapter(manifest, config)
     if not manifest.has_optimizer:
         was, now = old.get(_MODEL), new[_MODEL]
         if manifest.adapter is None or was == now:
@@ -111,10 +116,43 @@ def check_settings(manifest: Manifest, config: Config) -> str | None:
     return line
 
 
+def _check_what_is_trained(manifest: Manifest, config: Config, old: dict[str, Any]) -> None:
+    """Adapters or the model, and which layers have adapters, as far as the settings alone tell."""
+    step, model = manifest.step, config.model
+    if not _SOURCES & old.keys():
+        return  # the manifest does not say
+    had = next((key for key in sorted(_SOURCES) if old.get(key) is not None), None)
+    if had is None and model.has_adapters:
+        field = "lora_rank" if model.lora_rank is not None else "adapter_name_or_path"
+        raise UserError(
+            f"model.{field} = {shown(getattr(model, field))} trains adapters, but the checkpoint of step {step} holds "
+            f"the whole model. Leave {field} out; to train adapters for that model, start anew from its export "
+            f"({_MODEL}), without resume_from_checkpoint"
+        )
+    if had is not None and not model.has_adapters:
+        raise UserError(
+            f"model.lora_rank is not set, but the checkpoint of step {step} holds adapters, which were trained with "
+            f"{had} = {shown(old[had])}. Set {had} as it was; to train the whole model, start anew with another "
+            "training.output_dir and without resume_from_checkpoint"
+        )
+    if had == "model.lora_rank" and model.adapter_name_or_path is None:
+        before, now = (set(comma_list(text)) for text in (old.get(_TARGET, "all"), model.lora_target))
+        if "all" not in before | now and not (_are_in(before, now) and _are_in(now, before)):
+            raise UserError(
+                f"{_TARGET} = {shown(model.lora_target)}, but the checkpoint of step {step} has adapters on "
+                f"{shown(old[_TARGET])}. Set it back; to train others, start anew without resume_from_checkpoint"
+            )
+
+
+def _are_in(some: set[str], others: set[str]) -> bool:
+    """Whether each name may stand for a layer that `others` has too: the same, or with more or fewer words before."""
+    return all(any(f".{a}".endswith(f".{b}") or f".{b}".endswith(f".{a}") for b in others) for a in some)
+
+
 def _check_adapter(manifest: Manifest, config: Config) -> None:
     before, now = manifest.adapter, adapter_scale(config.model)
     if before is None or now is None:
-        return  # where only one has adapters, names of tensors tell
+        return  # where only one has adapters, `_check_what_is_trained` or names of tensors tell
     changed = [name for name in now if before.get(name) != now[name]]
     if changed:
         source = "adapter_name_or_path" if config.model.adapter_name_or_path is not None else "lora_rank"
@@ -123,6 +161,17 @@ def _check_adapter(manifest: Manifest, config: Config) -> None:
             f"model.{source} = {shown(getattr(config.model, source))} gives adapters of {has}, but those in the "
             f"checkpoint of step {manifest.step} were trained with {was}: they would change the model otherwise than "
             "they did. Set model.lora_rank, model.lora_alpha or model.adapter_name_or_path back"
+        )
+    if not manifest.has_optimizer or before.get(BASE) is None:
+        return  # weights alone may start anywhere, which is said
+    fingerprint = base_fingerprint(config.model)
+    if fingerprint is not None and fingerprint != before[BASE]:
+        raise UserError(
+            f"{_MODEL} = {shown(config.model.model_name_or_path)} has other weights than the model that the adapters "
+            f"in the checkpoint of step {manifest.step} were trained for ({_MODEL} = "
+            f"{shown(manifest.config.get('model', {}).get('model_name_or_path'))} then). Name that model; to train the "
+            "adapters further on this one, start anew from the exported adapter (model.adapter_name_or_path), with "
+            "another training.output_dir and without resume_from_checkpoint"
         )
 
 

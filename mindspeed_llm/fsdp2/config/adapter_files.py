@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import hash_ends
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG as CONFIG
 from mindspeed_llm.tasks.checkpoint.peft_config import WEIGHTS as WEIGHTS
 from mindspeed_llm.tasks.checkpoint.peft_config import read_peft_config
 
 FIELD = "model.adapter_name_or_path"
+BASE = "base"
+"""Where a checkpoint's manifest has `base_fingerprint`, beside `adapter_scale`."""
 MERGED = "merged"
 """Folder of the model with the adapter added to its weights, beside the adapter."""
 
@@ -57,6 +60,43 @@ def adapter_scale(model: ModelConfig) -> dict[str, Any] | None:
         "rank_pattern": given.get("rank_pattern") or {},
         "alpha_pattern": given.get("alpha_pattern") or {},
     }
+
+
+def base_fingerprint(model: ModelConfig) -> str | None:
+    """What tells the weights that adapters are for from others of the same shapes: the xxh3-128, as hex, of the sizes
+    and the ends of the weight files, in the order of their names. A folder that has moved is the same.
+
+    None where it cannot be told: without adapters, and for a model that is no folder on this machine.
+    """
+    folder = Path(model.model_name_or_path)
+    if not model.has_adapters or not folder.is_dir():
+        return None
+    # As weights are looked for: one kind of files alone is read.
+    kinds = (sorted(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
+    files = next((found for found in kinds if found), [])
+    if not files:
+        return None
+    import xxhash
+
+    text = "".join(f"{path.stat().st_size} {hash_ends(path)}\n" for path in files)
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def warn_of_base(model: ModelConfig) -> str | None:
+    """The warning for an adapter that says it was made for a model of another name, or None."""
+    if model.adapter_name_or_path is None:
+        return None
+    said = read_adapter_config(model.adapter_name_or_path).get("base_model_name_or_path")
+    if not isinstance(said, str) or not Path(said).name:
+        return None
+    name = Path(model.model_name_or_path).absolute().name
+    if Path(said).name == name:
+        return None
+    return (
+        f"{FIELD} = {model.adapter_name_or_path!r} was made for the model {said!r} (base_model_name_or_path in its "
+        f"{CONFIG}), and model.model_name_or_path = {model.model_name_or_path!r} has another name: on another model "
+        "an adapter has no meaning. Check that they are the same"
+    )
 
 
 def replaced_by_export(folder: Path) -> list[Path]:

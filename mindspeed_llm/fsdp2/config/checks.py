@@ -181,7 +181,10 @@ def _check_trainable(config: Config) -> None:
             "change a model that has been trained. Set one of them back."
         )
     if not all(comma_list(model.lora_target)):
-        raise UserError(f"model.lora_target = {model.lora_target!r} is empty or has an empty name between its commas")
+        raise UserError(
+            f"model.lora_target = {model.lora_target!r} is empty or has an empty name between its commas. "
+            "Expected names of linear layers, such as q_proj,v_proj, or all"
+        )
     if model.adapter_name_or_path is None:
         return
     given = read_adapter_config(model.adapter_name_or_path)

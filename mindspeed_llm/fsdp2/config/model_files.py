@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.config.adapter_files import CONFIG, WEIGHTS
+from mindspeed_llm.fsdp2.config.adapter_files import CONFIG, FIELD, MERGED, WEIGHTS
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 
 INDEX = "model.safetensors.index.json"
@@ -59,6 +59,14 @@ def _folder(field: str, text: str) -> Path | None:
 
 def _read_object(path: Path, shown: str) -> dict[str, Any]:
     if not path.is_file():
+        if (path.parent / CONFIG).is_file():
+            merged = path.parent / MERGED
+            where = f", which is in {merged}" if (merged / "config.json").is_file() else ""
+            raise UserError(
+                f"model.model_name_or_path = {shown!r} holds no {path.name} but an adapter ({CONFIG}). Name the model "
+                f"that the adapter was made for here, and the adapter as {FIELD}; or name the model that it is merged "
+                f"into{where or ' (training.merge_adapter, or merge_and_unload of PEFT, makes it)'}"
+            )
         raise UserError(
             f"model.model_name_or_path = {shown!r} holds no {path.name}; expected a Hugging Face model directory with "
             "config.json, weights and tokenizer"

@@ -32,7 +32,9 @@ _FOR_ONE_OF_BOTH = (
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> LoraConfig:
     """Put adapters into `model` and freeze the rest; see `choose_trainable`."""
     lora = _given(config) if config.adapter_name_or_path else _chosen(model, config)
-    lora.base_model_name_or_path = config.model_name_or_path
+    folder = Path(config.model_name_or_path)
+    # The adapter is loaded from other folders than the one that this run was started in.
+    lora.base_model_name_or_path = str(folder.absolute()) if folder.is_dir() else config.model_name_or_path
     is_meta = next(model.parameters()).is_meta
     try:
         inject_adapter_in_model(lora, model, adapter_name=ADAPTER, low_cpu_mem_usage=is_meta)
@@ -58,6 +60,9 @@ def fill_adapters(model: nn.Module, config: ModelConfig, *, seed: int) -> None:
     +-1 / sqrt(inputs), B zero, so that the model computes what it did before.
 
     The draw depends on (seed, name) alone, so that every topology starts from the same adapters.
+
+    Raises:
+        UserError: the files hold NaN or infinity in what this rank keeps.
     """
     stored = _stored(model, config.adapter_name_or_path) if config.adapter_name_or_path else None
     for name, parameter in model.named_parameters():
@@ -67,7 +72,14 @@ def fill_adapters(model: nn.Module, config: ModelConfig, *, seed: int) -> None:
         if not local.numel():
             continue
         if stored is not None:
-            local.copy_(stored[name].read(index))
+            values = stored[name].read(index)
+            if not torch.isfinite(values).all():
+                raise UserError(
+                    f"{FIELD} = {config.adapter_name_or_path!r}: {WEIGHTS} holds NaN or infinity, in "
+                    f"{name_in_file(name)} first: the training that wrote it has failed, or the file is damaged. Name "
+                    "another adapter, or copy this one again"
+                )
+            local.copy_(values)
         elif ".lora_B." in name:
             local.zero_()
         else:
@@ -130,7 +142,8 @@ def lora_targets(model: PreTrainedModel, text: str) -> list[str]:
     targets = set(comma_list(text))
     for target in targets:
         found = [name for name in modules if _matches(name, target)]
-        near = difflib.get_close_matches(target, sorted({name.rpartition(".")[2] for name in linear}), cutoff=0.0)
+        names = {name.rpartition(".")[2] for name in (linear - heads if _ties_head(model) else linear)}
+        near = sorted(difflib.get_close_matches(target, sorted(names), cutoff=0.0))
         expected = f"expected names of linear layers, such as {', '.join(near)}, or all"
         if not found:
             raise UserError(f"model.lora_target: {target!r} matches no module of {type(model).__name__}; {expected}")

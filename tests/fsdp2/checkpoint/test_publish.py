@@ -6,10 +6,15 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from mindspeed_llm.fsdp2.checkpoint.publish import publish
+from mindspeed_llm.fsdp2.checkpoint.publish import publish, warn_of_replaced
+from mindspeed_llm.fsdp2.config import Config, DataConfig, ModelConfig, TrainingConfig
 
 MODEL = ["config.json", "model.safetensors", "tokenizer.json"]
 SHARDS = ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "tokenizer.json"]
@@ -98,3 +103,41 @@ def test_what_is_no_export_of_the_folder_stays(tmp_path: Path) -> None:
     folder = write(tmp_path / "output", [*MODEL, *others], "old")
     publish(write(tmp_path / "staging", MODEL, "new"), folder, last="config.json")
     assert {name: (folder / name).read_text() for name in others} == dict.fromkeys(others, "old")
+
+
+def test_nothing_is_left_of_a_merged_model(tmp_path: Path) -> None:
+    """Neither what transformers itself writes beside a model, nor the folder; a file of somebody else's stays."""
+    for name, others in (("alone", []), ("with", ["merged/notes.txt"])):
+        folder = write(tmp_path / name, [*KINDS["merged"], *others], "old")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))
+        tokenizer.chat_template = "{{ messages }}"
+        tokenizer.save_pretrained(folder / "merged")
+        GenerationConfig().save_pretrained(folder / "merged")
+        assert len(list((folder / "merged").iterdir())) > 6
+        publish(write(tmp_path / f"{name}.staging", MODEL, "new"), folder, last="config.json")
+        assert [f"merged/{path.name}" for path in folder.glob("merged/*")] == others
+        assert (folder / "merged").exists() == bool(others)
+
+
+def test_a_run_says_what_its_export_will_replace(tmp_path: Path) -> None:
+    def warning(kind: str | None, *, adapters: bool = False, **training: Any) -> str:
+        folder = tmp_path / (kind or "empty")
+        write(folder, ["metrics.jsonl", *(KINDS[kind] if kind else ())], "old")
+        config = Config(
+            model=ModelConfig(model_name_or_path="m", lora_rank=4 if adapters else None),
+            data=DataConfig(dataset={"file_name": "a.jsonl"}),
+            training=TrainingConfig(output_dir=str(folder), **training),
+        )
+        return warn_of_replaced(config) or ""
+
+    assert warning(None) == warning("model", save_hf_weights=False) == ""
+    for adapters in (False, True):
+        line = warning("model", adapters=adapters)
+        assert f"output_dir = '{tmp_path}/model' holds" in line and "config.json, model.safetensors will be" in line
+        assert "adapter_config.json, adapter_model.safetensors will be removed" in warning("adapter", adapters=adapters)
+        line = warning("merged", adapters=adapters)
+        assert "adapter_config.json, adapter_model.safetensors, merged/config.json, " in line and "1 more" in line
+    # A folder of that name that is no merged model is replaced by a merged model alone.
+    write(tmp_path / "empty" / "merged", MODEL, "old")
+    assert warning(None) == warning(None, adapters=True) == ""
+    assert "merged/model.safetensors" in warning(None, adapters=True, merge_adapter=True)

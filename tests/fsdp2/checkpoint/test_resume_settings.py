@@ -14,6 +14,7 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.manifest import PROGRESS, Manifest, write_manifest
 from mindspeed_llm.fsdp2.checkpoint.resume_settings import check_data_length, check_planned_resume, check_settings
+from mindspeed_llm.fsdp2.config.adapter_files import base_fingerprint
 from mindspeed_llm.fsdp2.config.config import Config, resolved_dict
 from mindspeed_llm.fsdp2.config.data_config import DataConfig
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
@@ -142,6 +143,57 @@ def test_adapters_on_another_model() -> None:
     assert line is not None and "model.model_name_or_path m -> other" in line
     of_model = replace(MANIFEST, has_optimizer=False)
     assert check_settings(of_model, changed(model={"model_name_or_path": "other"})) is None
+
+
+def test_adapters_on_other_weights_of_the_same_shapes(tmp_path: Path) -> None:
+    """Guards against a run that goes on with adapters on a model that they were not trained for."""
+
+    def on(folder: str, text: bytes) -> Config:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for name in ("a.safetensors", "b.safetensors"):
+            (tmp_path / folder / name).write_bytes(name.encode() + text)
+        return changed(model={"lora_rank": 4, "lora_alpha": 8.0, "model_name_or_path": str(tmp_path / folder)})
+
+    first = on("first", b"1" * 200_000)
+    base = base_fingerprint(first.model)
+    assert base is not None and OF_ADAPTERS.adapter is not None
+    manifest = replace(OF_ADAPTERS, adapter=OF_ADAPTERS.adapter | {"base": base}, has_optimizer=True)
+    # The same content is the same model, wherever it lies; a hub's name says nothing.
+    for config in (first, on("moved", b"1" * 200_000), ADAPTED):
+        check_settings(manifest, config)
+    for other in (b"1" * 199_999 + b"2", b"2" + b"1" * 199_999, b"1" * 200_001):
+        with pytest.raises(UserError, match=r"^model\.model_name_or_path = .*other has other weights .* = m then"):
+            check_settings(manifest, on("other", other))
+        line = check_settings(replace(manifest, has_optimizer=False), on("other", other))
+        assert line is not None and "are put on" in line
+        # Written before there were fingerprints.
+        check_settings(replace(OF_ADAPTERS, has_optimizer=True), on("other", other))
+    assert base_fingerprint(replace(first.model, lora_rank=None)) is None
+    assert base_fingerprint(ADAPTED.model) is None
+
+
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_adapters_and_the_whole_model(has_optimizer: bool) -> None:
+    of_adapters, of_model = (replace(it, has_optimizer=has_optimizer) for it in (OF_ADAPTERS, MANIFEST))
+    with pytest.raises(
+        UserError, match=r"model\.lora_rank is not set, but .* step 10 holds adapters, .*lora_rank = 4\."
+    ):
+        check_settings(of_adapters, BASE)
+    with pytest.raises(UserError, match=r"model\.lora_rank = 4 trains adapters, but .* holds the whole model"):
+        check_settings(of_model, ADAPTED)
+    check_settings(replace(of_adapters, config={}), BASE)  # it does not say
+
+
+def test_adapters_on_other_layers() -> None:
+    def on(target: str) -> Config:
+        return changed(model={"lora_rank": 4, "lora_alpha": 8.0, "lora_target": target})
+
+    manifest = replace(OF_ADAPTERS, config=json.loads(json.dumps(resolved_dict(on("q_proj,v_proj")))))
+    for same in ("q_proj,v_proj", "v_proj, q_proj", "self_attn.q_proj,v_proj", "all"):
+        check_settings(manifest, on(same))
+    for other in ("q_proj", "q_proj,v_proj,up_proj", "q_proj,my_v_proj"):
+        with pytest.raises(UserError, match=r"model\.lora_target = .* of step 10 has adapters on q_proj,v_proj\. Set"):
+            check_settings(manifest, on(other))
 
 
 def check_length(num_samples: int, manifest: Manifest = MANIFEST, **training: Any) -> None:

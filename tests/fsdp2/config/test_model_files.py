@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.fsdp2.config import Config, check_config
+from mindspeed_llm.fsdp2.config import Config, ModelConfig, check_config
+from mindspeed_llm.fsdp2.config.adapter_files import warn_of_base
 
 MakeConfig = Callable[..., Config]
 
@@ -131,3 +133,34 @@ def test_tokenizer_folder_must_exist(make_config: MakeConfig, model_dir: Path) -
     message = refusal(make_config, model_dir, tokenizer_name_or_path="./no_tokenizer")
     assert "model.tokenizer_name_or_path = './no_tokenizer' does not exist" in message
     check_model(make_config, model_dir, tokenizer_name_or_path="org/name")
+
+
+def test_an_adapter_in_the_place_of_a_model(make_config: MakeConfig, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    message = refusal(make_config, adapter)
+    assert (
+        "holds no config.json but an adapter" in message and "and the adapter as model.adapter_name_or_path" in message
+    )
+    (adapter / "merged").mkdir()
+    (adapter / "merged" / "config.json").write_text("{}")
+    assert message != refusal(make_config, adapter)
+    assert f"merged into, which is in {adapter / 'merged'}" in refusal(make_config, adapter)
+
+
+def test_an_adapter_of_a_model_with_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+
+    def warning(said: object, model: str) -> str | None:
+        # What PEFT writes.
+        LoraConfig(r=4, base_model_name_or_path=said).save_pretrained(str(tmp_path))  # type: ignore[arg-type]
+        return warn_of_base(ModelConfig(model_name_or_path=model, adapter_name_or_path=str(tmp_path)))
+
+    monkeypatch.chdir(tmp_path)
+    for said, model in (("m", "m"), ("org/m", "/models/m/"), ("/a/m", "../b/m"), (None, "m"), ("", "m")):
+        assert warning(said, model) is None, said
+    assert warning(f"/x/{tmp_path.name}", ".") is None
+    line = warning("llama/m", "models/q")
+    assert line is not None and "made for the model 'llama/m'" in line and "= 'models/q' has another name" in line
+    assert warn_of_base(ModelConfig(model_name_or_path="m", lora_rank=4)) is None

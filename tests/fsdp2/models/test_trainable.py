@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.fsdp2.checkpoint.adapter_names import is_adapter, name_in_file, original_name
@@ -106,6 +108,7 @@ def test_names_of_files() -> None:
         ("llama", "query", ["model.lora_target: 'query' matches no module", "q_proj", "or all"]),
         ("llama", "mlp", ["'mlp' matches model.layers.0.mlp, which is no linear layer (LlamaMLP)"]),
         ("llama", "embed_tokens", ["is no linear layer (Embedding)"]),
+        ("llama_tied", "embed_tokens", ["such as down_proj, q_proj, v_proj, or all"]),
         ("llama_tied", "lm_head", ["'lm_head' is the output head", "tie_word_embeddings"]),
         ("qwen3_moe", "gate_up_proj", ["'gate_up_proj' matches no module"]),
     ],
@@ -114,6 +117,31 @@ def test_targets_that_do_not_work(toy: str, target: str, parts: list[str]) -> No
     with pytest.raises(UserError) as error:
         lora_targets(build_toy(toy), target)
     assert [part for part in parts if part not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_adapter_that_holds_no_numbers(tmp_path: Path, value: float) -> None:
+    """Guards against a run that fails at its first step and blames the data."""
+    folder = save_toy("llama", tmp_path / "model")
+    adapter = peft_adapter(folder, tmp_path / "adapter", targets=["q_proj"])
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    name = "base_model.model.model.layers.2.self_attn.q_proj.lora_B.weight"
+    tensors[name][3, 1] = value
+    save_file(tensors, path)
+    model = build_toy("llama")
+    choose_trainable(model, config(adapter_name_or_path=adapter))
+    with pytest.raises(UserError, match=rf"^{re.escape(f'model.adapter_name_or_path = {adapter!r}')}.*in {name} first"):
+        fill_adapters(model, config(adapter_name_or_path=adapter), seed=0)
+
+
+def test_adapters_name_the_folder_of_their_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT looks for it from whatever folder it is started in."""
+    (tmp_path / "model").mkdir()
+    for where, expected in ((tmp_path, str(tmp_path / "model")), (Path("/"), "model")):
+        monkeypatch.chdir(where)
+        lora = choose_trainable(build_toy("llama"), config(lora_rank=2))
+        assert lora is not None and lora.base_model_name_or_path == expected
 
 
 def test_a_frozen_model_and_a_pattern_without_a_match() -> None:
