@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import why_unwritable
+from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG, WEIGHTS
 from mindspeed_llm.training.checkpointing.layout import TRACKER, iterations_in
 
 _WRITTEN = ("save", "metrics_dir", "tensorboard_dir", "data_cache_path", "hf_save_dir")
@@ -53,6 +54,8 @@ def _check_adapters(args: Namespace) -> None:
             f"--lora-load {folder}: expected a folder with checkpoints of a LoRA run, or with PEFT's files; leave it "
             "out to start with new adapters"
         )
+    if (folder / WEIGHTS).is_file() and not (folder / CONFIG).is_file():
+        raise UserError(f"--lora-load {folder} has {WEIGHTS}, but no {CONFIG} beside it; copy it there")
 
 
 def _check_export(args: Namespace) -> None:

@@ -65,7 +65,7 @@ def main(argv: list[str], command: Command = PRETRAIN) -> int:
     if text and _is_rank_zero():
         print(text, flush=True)
     for notice in args.notices:
-        logger.info(notice)
+        logger.warning(notice)
     if args.check is not None:
         return _check(args, task)
     _settle_vocabulary(args)

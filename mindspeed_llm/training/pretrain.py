@@ -90,7 +90,7 @@ def _train(args: Namespace, task: Task) -> int:
 
     asked = build_eval_samples(args, model, data)
     consumed_valid = state.consumed_valid_samples or consumed_valid_samples(args, state.iteration)
-    _announce(args, len(data.train.rows))
+    _announce(args, data.epoch, len(data.train.rows))
     if folder and distributed.is_rank_zero():
         write_run_files(Path(folder), args)
     recorder = RunRecorder(
@@ -148,11 +148,12 @@ def _alone(args: Namespace) -> Iterator[None]:
         yield
 
 
-def _announce(args: Namespace, num_samples: int) -> None:
+def _announce(args: Namespace, epoch: int | None, laid_out: int) -> None:
+    taken = args.train_iters * args.global_batch_size
     for line in banner(
         backend="Megatron",
-        num_examples=num_samples,
-        num_epochs=1,
+        num_examples=epoch or laid_out,
+        num_epochs=round(taken / epoch, 2) if epoch else 1,
         total_batch_size=args.global_batch_size,
         gradient_accumulation_steps=args.global_batch_size // (args.micro_batch_size * args.data_parallel_size),
         total_steps=args.train_iters,

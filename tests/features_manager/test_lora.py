@@ -22,15 +22,20 @@ def test_settings() -> None:
     assert found.parts_of("linear_proj") == ()
 
 
-def test_flags_without_targets_are_named() -> None:
-    notices = " ".join(arguments("--lora-r 8 --lora-fusion").notices)
-    assert "--lora-r has no effect without --lora-target-modules" in notices
-    assert "--lora-fusion has no effect" in notices
+def test_flags_without_effect_are_named() -> None:
+    assert "--lora-fusion has no effect" in " ".join(arguments("--lora-fusion").notices)
+
+
+def test_adapters_beside_random_weights_are_named() -> None:
+    assert "LoRA leaves them so" in " ".join(arguments(_QKV).notices)
+    assert "random" not in " ".join(arguments(f"{_QKV} --load x").notices)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ("--lora-r 4", "--lora-r 4 is for adapters, but --lora-target-modules names no layers"),
+        ("--lora-alpha 8", "--lora-alpha 8 is for adapters, but --lora-target-modules names no layers"),
         ("--lora-load x", "--lora-target-modules names no layers"),
         ("--lora-ckpt-filter", "--lora-target-modules names no layers"),
         (f"{_QKV} --lora-r 0", "expected a whole number of 1 or more, found '0'"),

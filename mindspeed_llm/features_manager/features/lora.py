@@ -80,13 +80,16 @@ class Lora(Feature):
                 )
         if not self.is_on(args):
             for flag, given in (
+                ("--lora-r", args.lora_r if "lora_r" in args.given else None),
+                ("--lora-alpha", args.lora_alpha if "lora_alpha" in args.given else None),
                 ("--lora-load", args.lora_load),
                 ("--lora-ckpt-filter", args.lora_ckpt_filter),
                 ("--save-lora-to-hf", args.save_lora_to_hf),
             ):
-                if given:
+                if given not in (None, False):
+                    shown = "" if given is True else f" {given:g}" if isinstance(given, float) else f" {given}"
                     raise UserError(
-                        f"{flag}{f' {given}' if given is not True else ''} is for adapters, but --lora-target-modules "
+                        f"{flag}{shown} is for adapters, but --lora-target-modules "
                         f"names no layers to have any; add it with some of {_NAMES}, or leave {flag} out"
                     )
             return

@@ -66,6 +66,7 @@ def open_peft(
                 f"{tensor.file}: {_PREFIX}{name} has shape {list(tensor.shape)}, expected {list(expected[name].shape)} "
                 f"from the model's settings and r {config['r']} in {path}; check that they belong together"
             )
+    _check_targets(path, config, weight_files(folder)[0])
     return Adapter(
         folder=folder,
         rank=config["r"],
@@ -77,6 +78,21 @@ def open_peft(
         topology=Topology(),
         in_megatron=False,
     )
+
+
+def _check_targets(path: Path, config: Mapping[str, Any], weights: Path) -> None:
+    """Refuse tensors that PEFT would not load, as it puts adapters on `target_modules` alone."""
+    targets = config.get("target_modules")
+    if not isinstance(targets, list):
+        return
+    for name in open_weight_file(weights):
+        half = split_name(name.removeprefix(_PREFIX))
+        module = name if half is None else half.weight.removesuffix(".weight")
+        if not any(module == target or module.endswith(f".{target}") for target in targets):
+            raise UserError(
+                f"{path}: target_modules {' '.join(map(str, targets))} leave out {module}, for which {weights.name} "
+                "beside it has an adapter; copy both files of one adapter"
+            )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from mindspeed_llm.tasks.posttrain.raw_records import RawRecords
 from mindspeed_llm.tasks.preprocess.command.reuse import read_content
 from mindspeed_llm.tasks.preprocess.handlers import Kind
 from mindspeed_llm.tasks.preprocess.once import warn_once
-from mindspeed_llm.tasks.preprocess.prefix_kinds import kinds_at, output_prefix
+from mindspeed_llm.tasks.preprocess.prefix_kinds import describe, kinds_at, output_prefix
 from mindspeed_llm.tasks.preprocess.sample_sets import SampleSet
 from mindspeed_llm.tasks.preprocess.samples import IGNORE_INDEX
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
@@ -55,9 +55,14 @@ def instruction_blends(args: Namespace, kind: Kind = "instruction") -> list[Blen
 
 def _named(kind: Kind, flag: str, name: str) -> Path | RawRecords:
     prefix = Path(name)
-    if not kinds_at(prefix) and output_prefix(prefix) is None and prefix.exists():
+    if kinds_at(prefix) or output_prefix(prefix) is not None:
+        return prefix
+    if prefix.exists():
         return RawRecords(flag, prefix, kind)
-    return prefix
+    raise UserError(
+        f"{flag}: {name} is neither a file of records nor the prefix of samples that preprocess_data.py made; "
+        f"{describe(prefix)}"
+    )
 
 
 def check_prepared(flag: str, samples: SampleSet, args: Namespace, tokenizer: Tokenizer | None) -> None:

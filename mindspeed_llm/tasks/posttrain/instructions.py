@@ -85,6 +85,7 @@ def build_instructions(args: Namespace, progress: Progress | None = None, kind: 
         layouts,
         valid_texts=texts,
         stop_words=_stop_words(parts, args),
+        epoch=sum(len(source.documents) for part in parts if part.split == "train" for source in part.sources),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.tasks.preprocess.command.arguments import Arguments
 from mindspeed_llm.tasks.preprocess.handlers import HANDLERS, Kind, find_handler
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
@@ -79,7 +80,13 @@ class RawRecords:
                 f"{self.flag} {self.path} is a file of records, which needs a tokenizer: name it with "
                 "--tokenizer-name-or-path (--tokenizer-type says its kind)"
             )
-        self._check_handler(args.handler_name)
+        self._check_handler(args)
+        folder = self._prefix(args, _NO_KEY).parent
+        if reason := why_unwritable(folder):
+            raise UserError(
+                f"samples made from {self.flag} {self.path} cannot be kept in {folder}: {reason}; name another folder "
+                "with --data-cache-path"
+            )
         values: dict[str, Any] = {name: getattr(args, name) for name in _SHARED}
         arguments = Arguments(
             input=str(self.path),
@@ -90,8 +97,8 @@ class RawRecords:
         with self._in_words_of_training():
             return prepare(arguments, tokenizer)[0]
 
-    def _check_handler(self, name: str) -> None:
-        handler = find_handler(name)
+    def _check_handler(self, args: Namespace) -> None:
+        name, handler = args.handler_name, find_handler(args.handler_name)
         if handler.kind != self.kind or not handler.formatting:
             fitting = [item.name for item in HANDLERS.values() if item.kind == self.kind and item.formatting]
             reason = (
@@ -99,7 +106,8 @@ class RawRecords:
                 if handler.formatting
                 else "reads names in dataset_info.json, which preprocess_data.py takes"
             )
-            raise UserError(f"--handler-name {name} {reason}; choose one of {', '.join(fitting)}")
+            said = f"--handler-name {name} {reason}" if "handler_name" in args.given else "--handler-name is missing"
+            raise UserError(f"{self.flag} {self.path}: {said}; choose one of {', '.join(fitting)}")
 
     @contextlib.contextmanager
     def _in_words_of_training(self) -> Iterator[None]:

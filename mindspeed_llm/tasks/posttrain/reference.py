@@ -81,9 +81,14 @@ def build_reference(args: Namespace, model: TrainingModel, progress: Progress | 
 
 
 def _load(modules: Sequence[nn.Module], source: ReferenceSource, args: Namespace) -> None:
-    with in_words_of(source.words):
-        if source.is_hf:
-            load_hf_weights(modules, source.folder, args)
-            return
-        named = {"load": str(source.folder), "ckpt_step": source.step, "finetune": True, "save": None}
-        load_weights(Namespace(**{**vars(args), **named}), modules)
+    try:
+        with in_words_of(source.words):
+            if source.is_hf:
+                load_hf_weights(modules, source.folder, args)
+                return
+            named = {"load": str(source.folder), "ckpt_step": source.step, "finetune": True, "save": None}
+            load_weights(Namespace(**{**vars(args), **named}), modules)
+    except UserError as error:
+        raise UserError(
+            f"{source.flag}: the reference has to be built like the model that is trained: {error}"
+        ) from error

@@ -149,7 +149,6 @@ IDLE: dict[str, Idle] = {
     **_without("--sliding-window", "--window-attn-skip-freq"),
     **_without("--save", "--save-interval", "--no-save-optim", "--no-save-rng", "--ckpt-format"),
     **_without("--load", "--no-load-optim", "--no-load-rng", "--exit-on-missing-checkpoint"),
-    **_without("--lora-target-modules", "--lora-r", "--lora-alpha"),
     **_rows(
         "without --lu-lora-final-layer-index",
         lambda args: args.lu_lora_final_layer_index is None,

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindspeed_llm.checkpoints.dcp_reader import read_metadata
 from mindspeed_llm.checkpoints.storage import open_storage_for_reading
 from mindspeed_llm.core.lora.local_learning import local_rules
 from mindspeed_llm.core.lora.settings import LoraSettings, lora_settings
@@ -30,8 +29,7 @@ from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.tasks.checkpoint.peft_files import is_peft
 from mindspeed_llm.tasks.models.hf_adapters import load_peft_adapter
 from mindspeed_llm.training.checkpointing import content as contents
-from mindspeed_llm.training.checkpointing.layout import TORCH
-from mindspeed_llm.training.checkpointing.loading import Opened, load_opened, open_checkpoint
+from mindspeed_llm.training.checkpointing.loading import Opened, load_opened, open_checkpoint, parts_in
 from mindspeed_llm.training.checkpointing.model_part import Part
 from mindspeed_llm.training.folders import hf_directory, in_words_of
 from mindspeed_llm.training.setup import TrainingModel
@@ -84,7 +82,7 @@ def _for_model(args: Namespace, *, from_peft: bool) -> Namespace:
 
 def _load_model(found: Opened, args: Namespace, model: TrainingModel, settings: LoraSettings) -> TrainState | None:
     folder = found.chosen.folder
-    parts = _parts_in(found)
+    parts = parts_in(found)
     if Part.BASE not in parts:
         raise UserError(
             f"--load {folder} holds adapters without a model; name the model's folder with --load, and this one with "
@@ -130,24 +128,10 @@ def _load_adapters(args: Namespace, model: TrainingModel, settings: LoraSettings
         found = open_checkpoint(of_adapters)
         if found is None:
             return None
-        if Part.ADAPTERS not in _parts_in(found):
+        if Part.ADAPTERS not in parts_in(found):
             raise UserError(f"--load {found.chosen.folder} holds no adapters; expected the checkpoint of a LoRA run")
         _check_flags(found, settings, args)
         return load_opened(found, of_adapters, model, Part.ADAPTERS)
-
-
-def _parts_in(found: Opened) -> set[Part]:
-    """What a checkpoint holds, on all ranks together (a collective)."""
-    keys: list[str]
-    if found.chosen.ckpt_format == TORCH:
-        models = [value for name, value in found.content.items() if name.startswith("model")]
-        keys = [key for value in models if isinstance(value, Mapping) for key in value]
-    else:
-        entries = read_metadata(found.chosen.folder).state_dict_metadata
-        keys = [key for key in entries if not key.startswith((f"{contents.OPTIMIZER}.", f"{contents.RNG}/"))]
-    keys = [key for key in keys if not key.endswith("_extra_state") and "/shard_" not in key]
-    mine = {part for part in (Part.BASE, Part.ADAPTERS) if any(part.name_of(key) is not None for key in keys)}
-    return set().union(*found.storage.gather(mine))
 
 
 def _check_flags(found: Opened, settings: LoraSettings, args: Namespace) -> None:

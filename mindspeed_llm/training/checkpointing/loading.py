@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import nn
 
+from mindspeed_llm.checkpoints.dcp_reader import read_metadata
 from mindspeed_llm.checkpoints.files import DamagedCheckpoint
 from mindspeed_llm.checkpoints.storage import Storage, open_storage_for_reading
 from mindspeed_llm.core.shared_master import masters_in_fp32
@@ -49,7 +50,18 @@ def load_checkpoint(args: Namespace, model: TrainingModel) -> TrainState | None:
         CheckpointError: on all ranks; it is damaged, or asks for something to be executed.
     """
     found = open_checkpoint(args)
-    return None if found is None else load_opened(found, args, model)
+    if found is None:
+        return None
+    if Part.ADAPTERS in parts_in(found):
+        saved = contents.arguments_of(found.content)
+        flags = f"--lora-target-modules {' '.join(saved.get('lora_target_modules') or ['NAME...'])}"
+        for name in ("lora_r", "lora_alpha"):
+            flags += f" --{name.replace('_', '-')} {saved[name]:g}" if saved.get(name) is not None else ""
+        raise UserError(
+            f"--load {found.chosen.folder} is the checkpoint of a LoRA run; give {flags} to go on, or merge its "
+            "adapters into the model with convert_ckpt_v2.py"
+        )
+    return load_opened(found, args, model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,3 +267,17 @@ def _report(chosen: Chosen, state: TrainState) -> None:
         )
     else:
         logger.info("Took the weights of %s; training starts at step 0", chosen.folder)
+
+
+def parts_in(found: Opened) -> set[Part]:
+    """What a checkpoint holds, on all ranks together (a collective)."""
+    keys: list[str]
+    if found.chosen.ckpt_format == TORCH:
+        models = [value for name, value in found.content.items() if name.startswith("model")]
+        keys = [key for value in models if isinstance(value, Mapping) for key in value]
+    else:
+        entries = read_metadata(found.chosen.folder).state_dict_metadata
+        keys = [key for key in entries if not key.startswith((f"{contents.OPTIMIZER}.", f"{contents.RNG}/"))]
+    keys = [key for key in keys if not key.endswith("_extra_state") and "/shard_" not in key]
+    mine = {part for part in (Part.BASE, Part.ADAPTERS) if any(part.name_of(key) is not None for key in keys)}
+    return set().union(*found.storage.gather(mine))

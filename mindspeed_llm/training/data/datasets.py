@@ -83,6 +83,8 @@ class Datasets:
     layouts: tuple[int, ...]
     valid_texts: Iterable[Text] = ()
     stop_words: tuple[str, ...] = ()
+    epoch: int | None = None
+    """Training samples that there are, each of which comes once in an epoch; None where all that were laid out do."""
 
 
 @dataclass(frozen=True, kw_only=True)

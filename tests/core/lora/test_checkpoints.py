@@ -250,6 +250,8 @@ def test_what_does_not_belong_together_is_refused(rank_pool: RankPool, tmp_path:
     assert "linear_fc1 linear_fc2 linear_proj linear_qkv" in error(model, [*lora(PARTS), *load, *saved])
     assert "is of another model" in error(other, [*lora(FUSED), "--load", str(other), *saved])
     assert "--lora-load" in error(model, [*lora(FUSED), "--load", str(tmp_path / "saved")])
+    given = "give --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2 --lora-r 4 --lora-alpha 6 to go on"
+    assert given in error(model, ["--load", str(tmp_path / "saved")])
     assert "--lora-r 4" in error(model, [*lora(PARTS), *load, "--lora-load", peft, "--lora-r", "8"])
     assert "one A for all of its parts" in error(model, [*lora(FUSED), *load, "--lora-load", peft])
     assert "has shape" in error(model, [*lora(PARTS), *load, "--lora-load", of_other])

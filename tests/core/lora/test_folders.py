@@ -29,6 +29,9 @@ def test_mistakes(tmp_path: Path) -> None:
     check_folders(arguments(f"{_LORA} --load {model} --lora-load {adapters} --save {adapters}"))
     adapters.mkdir()
     check_folders(arguments(f"{_LORA} --load {model} --lora-load {adapters}"))
+    (adapters / "adapter_model.safetensors").write_bytes(b"")
+    expected = "has adapter_model.safetensors, but no adapter_config.json beside it"
+    assert expected in message(f"--load {model} --lora-load {adapters}")
 
 
 def test_messages_name_the_flag_that_was_given() -> None:

@@ -31,6 +31,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "alpha is infinite": ({"lora_alpha": float("inf")}, "r 4, lora_alpha inf; expected"),
     "alpha is true": ({"lora_alpha": True}, "r 4, lora_alpha True; expected"),
     "no rank": ({"r": None}, "r None, lora_alpha 6; expected a whole number above 0"),
+    "fewer layers": ({"target_modules": ["q_proj"]}, "target_modules q_proj leave out .*, for which adapter_model"),
     "another rank": (
         {"r": 8},
         r"lora_.\.weight has shape \[.*\], expected \[.*\] from the model's settings and r 8 in .*adapter_config\.json",
@@ -52,6 +53,7 @@ def test_defaults_of_peft_are_plain(made: Made, base: Path, tmp_path: Path) -> N
 
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj"], init_lora_weights="gaussian").to_dict()
     config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    del config["target_modules"]  # the files' own
     adapter = lora_files.save_peft(tmp_path / "peft", made.pairs, **json.loads(json.dumps(config, default=str)))
     changed = json.loads((adapter / "adapter_config.json").read_text()) | {"peft_type": "LORA"}
     (adapter / "adapter_config.json").write_text(json.dumps(changed))

@@ -164,13 +164,17 @@ def test_raw_records_are_preprocessed_once(raw: Path) -> None:
         ),
         (
             "--tokenizer-name-or-path {folder}/tokenizer",
-            "--handler-name GeneralPretrainHandler makes pretrain data, but instruction data are wanted; choose one of",
+            "--data-path .*raw.jsonl: --handler-name is missing; choose one of AlpacaStyleInstructionHandler",
         ),
         (f"{RAW} --prompt-type quen3", "--prompt-type 'quen3': no such template; did you mean qwen3"),
         (RAW.replace("Alpaca", "Sharegpt"), "conversations"),
         (RAW.replace("/tokenizer", "/plain"), "needs a chat template, and the tokenizer brings none: .*--prompt-type"),
         (RAW.replace("Instruction", "Pairwise"), "makes pairwise data, but instruction data are wanted"),
         (RAW.replace("AlpacaStyle", "LlamaFactory"), "reads names in dataset_info.json"),
+        (
+            f"{RAW} --data-cache-path {{folder}}/raw.jsonl",
+            "cannot be kept in .*: .* is a file; name another folder with",
+        ),
     ],
 )
 def test_mistakes_with_records(raw: Path, words: str, message: str) -> None:
@@ -190,7 +194,7 @@ def test_data_of_another_kind(tmp_path: Path, data: Path) -> None:
         writer.add(np.arange(60))
     with pytest.raises(UserError, match=r"is no instruction data: .* there is data of kind pretrain"):
         check_instructions(flags(tmp_path / "text_document"))
-    with pytest.raises(UserError, match=r"no instruction data: .*did you mean .*data"):
+    with pytest.raises(UserError, match=r"neither a file of records nor the prefix .*did you mean .*data"):
         check_instructions(flags(tmp_path / "dat"))
     with pytest.raises(UserError, match="below it is instruction data, not pretraining text"):
         check_data(arguments(f"--data-path {data}", base=BASE))

@@ -78,7 +78,7 @@ def _check_tokenizer(args: Namespace) -> None:
 
 
 def check_checkpoints(args: Namespace) -> None:
-    """Check what is loaded and saved.
+    """Check what is loaded and saved; what is odd comes to `notices`.
 
     Raises:
         UserError: a flag lacks the one that it builds on.
@@ -91,6 +91,10 @@ def check_checkpoints(args: Namespace) -> None:
         ):
             if found:
                 raise UserError(f"{flag} goes with --load, which is missing; add it or leave the flag out")
+        if args.lora_target_modules:
+            args.notices += ("without --load the weights are random, and LoRA leaves them so; name a model",)
+        elif args.stage is not None:
+            args.notices += ("without --load the model begins with random weights",)
 
 
 def _flag(dest: str) -> str:
