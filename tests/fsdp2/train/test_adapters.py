@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 import yaml
 from peft import PeftModel
 from torch.distributed.checkpoint import FileSystemReader
@@ -303,12 +304,16 @@ def test_a_checkpoint_becomes_a_model_by_the_command_that_the_converter_names(
             dtype=None,
             trust_remote_code=False,
         )
+    weights = (tmp_path / "model" / "model.safetensors").read_bytes()
+    ends_hash = xxhash.xxh3_128_hexdigest(weights[: 64 * 1024] + weights[-64 * 1024 :])
+    base = xxhash.xxh3_128_hexdigest(f"{len(weights)} {ends_hash}\n".encode())
     assert read_manifest(checkpoint).adapter == {
         "r": 2,
         "lora_alpha": 4,
         "use_rslora": False,
         "rank_pattern": {},
         "alpha_pattern": {},
+        "base": base,
     }
     options = re.findall(r"--training\.\w+ [^ ,:]+(?=[ :])", str(error.value))
     assert len(options) == 3
