@@ -38,6 +38,7 @@ _ON: dict[str, tuple[str, int]] = {
     "recompute_layers_per_stage": (f"--enable-recompute-layers-per-pp-rank {_PARTS}", 1),
     "reuse_fp32_param": ("--reuse-fp32-param --bf16", 1),
     "lora": ("--lora-target-modules linear_qkv linear_proj", 1),
+    "lu_lora": ("--lora-target-modules linear_qkv linear_proj --lu-lora-final-layer-index 0", 1),
     "deterministic_mode": ("--deterministic-mode", 1),
     "profiling": ("--profile", 1),
 }

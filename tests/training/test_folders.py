@@ -12,10 +12,10 @@ from mindspeed_llm.training.folders import check_folders, hf_directory
 
 
 def args_of(load: Path | None, *, convert: bool = False, **written: Path) -> Namespace:
-    folders = dict.fromkeys(("save", "metrics_dir", "tensorboard_dir", "data_cache_path"))
+    folders = dict.fromkeys(("save", "metrics_dir", "tensorboard_dir", "data_cache_path", "hf_save_dir"))
     folders |= {name: str(path) for name, path in written.items()}
     named = None if load is None else str(load)
-    return Namespace(load=named, lora_load=None, enable_hf2mg_convert=convert, **folders)
+    return Namespace(load=named, lora_load=None, save_lora_to_hf=False, enable_hf2mg_convert=convert, **folders)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
@@ -49,7 +49,7 @@ def test_converting_what_is_no_model_directory_is_refused(tmp_path: Path) -> Non
         hf_directory(args_of(tmp_path, convert=True))
 
 
-@pytest.mark.parametrize("name", ["save", "metrics_dir", "tensorboard_dir", "data_cache_path"])
+@pytest.mark.parametrize("name", ["save", "metrics_dir", "tensorboard_dir", "data_cache_path", "hf_save_dir"])
 def test_what_is_written_to(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     flag = f"--{name.replace('_', '-')}"
