@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.transformer.moe.moe_utils import clear_aux_losses_tracker, get_moe_layer_wise_logging_tracker
+
+from mindspeed_llm.core.layer_layout import layers_at
+from mindspeed_llm.platform.device import current_device
 
 
 class MoeLosses:
@@ -17,8 +23,7 @@ class MoeLosses:
     """
 
     def __init__(self, args: Namespace) -> None:
-        pattern = args.moe_layer_pattern if args.num_experts else []
-        self._num_layers = sum(pattern) if isinstance(pattern, list) else args.num_layers
+        self._num_layers = len(noting_layers(args))
         self._is_on = bool(args.num_experts)
 
     def take(self, steps: int) -> dict[str, float]:
@@ -32,10 +37,9 @@ class MoeLosses:
             return {}
         tracker = get_moe_layer_wise_logging_tracker()
         found = {}
-        # The same on all ranks of a stage, and stages without experts have noted nothing: the union, in one order.
-        for name in self._names(list(tracker)):
-            entry = tracker.get(name)
-            assert entry is not None, f"some stages have no {name}: each must have a layer with experts"
+        # The same on all ranks of a stage; stages whose layers note nothing add zeros.
+        for name, has_data, length in self._entries(tracker):
+            entry = tracker.get(name) or _empty(has_data, length)
             values = entry["values"].clone()
             dist.all_reduce(values, group=parallel_state.get_pipeline_model_parallel_group())
             if (group := entry.get("reduce_group")) is not None:
@@ -51,7 +55,33 @@ class MoeLosses:
         clear_aux_losses_tracker()
         return found
 
-    def _names(self, own: list[str]) -> list[str]:
-        gathered: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    def _entries(self, tracker: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, bool, int]]:
+        """What is noted on any rank: its name, whether its group has the data-parallel ranks, its length."""
+        own = [(name, bool(it.get("reduce_group_has_dp")), len(it["values"])) for name, it in tracker.items()]
+        gathered: list[list[tuple[str, bool, int]]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, own)
-        return sorted({name for names in gathered for name in names})
+        return sorted({entry for entries in gathered for entry in entries})
+
+
+def noting_layers(args: Namespace) -> list[int]:
+    """The positions of layers with experts whose router has losses: with local updates those above the local ones."""
+    if not args.num_experts:
+        return []
+    final = args.lu_lora_final_layer_index
+    kinds = zip(args.moe_layer_pattern, layers_at(args), strict=True)
+    return [
+        place
+        for place, (has_experts, layer) in enumerate(kinds)
+        if has_experts and (final is None or layer is None or layer > final)
+    ]
+
+
+def _empty(has_data: bool, length: int) -> dict[str, Any]:
+    """The entry of a stage that has noted nothing, as routers make it."""
+    group = (
+        parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+        if has_data
+        else parallel_state.get_tensor_and_context_parallel_group()
+    )
+    values = torch.zeros(length, device=current_device())
+    return {"values": values, "reduce_group": group, "reduce_group_has_dp": has_data}

@@ -142,7 +142,7 @@ class TrainStep:
             self._local_updates.drop()
             return
         # The schedule's shape; a stage may have no parameter in the optimizer that would say the rate.
-        rate = self._local.rate * self._model.scheduler.get_lr({}) / self._args.lr
+        rate = self._local.rate * self._model.scheduler.get_lr({}) / self._model.scheduler.max_lr
         self._local_updates.apply(rate_of_a=rate, rate_of_b=rate * self._local.ratio)
 
     def evaluate(self, batches: list[Iterator[Batch]], *, count: int) -> EvalResult:

@@ -18,6 +18,7 @@ from mindspeed_llm.locks import FileLock
 from mindspeed_llm.observability.metrics_file import read_metrics
 from mindspeed_llm.training.data.datasets import build_datasets
 from mindspeed_llm.training.main import main
+from mindspeed_llm.training.moe_losses import noting_layers
 from tests.support.pool import RankPool
 from tests.support.runs import metrics
 from tests.support.toys import build_toy, save_toy
@@ -76,6 +77,30 @@ def test_evaluations_leave_the_losses_of_routers_alone(rank_pool: RankPool, tmp_
         [line] = [line for line in read_metrics(tmp_path / name / "metrics.jsonl") if "lm_loss" in line]
         found.append((line["aux_loss"], line["z_loss"]))
     assert found[0][0] > 0.5 and found[0] == found[1]
+
+
+def test_losses_of_routers_on_some_stages_alone(rank_pool: RankPool, tmp_path: Path) -> None:
+    """The stage that logs has no layer with experts; what it logs is the mean over those that have some."""
+    found = []
+    for name, ranks, stages in (("one", 1, ""), ("two", 2, "--pipeline-model-parallel-size 2")):
+        flags = (
+            f"{EXPERTS} --first-k-dense-replace 2 --train-iters 2 --global-batch-size 2 --eval-iters 0 {stages} "
+            f"--log-interval 2 --metrics-dir {tmp_path / name} --init-method-std 0.5 "
+            "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001"
+        )
+        assert [row["code"] for row in rank_pool.run(ROW, ranks=ranks, flags=flags)] == [0] * ranks
+        [line] = [line for line in read_metrics(tmp_path / name / "metrics.jsonl") if "lm_loss" in line]
+        found.append([line["aux_loss"], line["z_loss"]])
+    # Stages draw their initial weights apart from each other: the losses are near, as no mean over all layers is.
+    assert found[1] == pytest.approx(found[0], rel=0.25)
+
+
+def test_layers_that_learn_locally_note_no_losses() -> None:
+    dense = f"{EXPERTS} --first-k-dense-replace 1"
+    local = "--lora-target-modules linear_proj --lu-lora-final-layer-index"
+    assert noting_layers(arguments()) == []
+    assert noting_layers(arguments(dense)) == [1, 2, 3]
+    assert noting_layers(arguments(f"{dense} {local} 2")) == [3]
 
 
 def test_files_of_a_run(rank_pool: RankPool, tmp_path: Path) -> None:

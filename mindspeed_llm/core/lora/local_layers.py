@@ -43,7 +43,9 @@ class BlockWithLocalLayers(TransformerBlock):
         return make_viewless_tensor(_WithZerosFor.apply(output, entry), requires_grad=True, keep_graph=True)
 
     def _get_layer(self, layer_number: int) -> Any:
-        return super()._get_layer(self.num_local + layer_number)
+        # The last of the units that are recomputed may be longer than what is left.
+        place = self.num_local + layer_number
+        return super()._get_layer(place) if place < len(self.layers) else _nothing
 
     def _checkpointed_forward(self, hidden_states: Tensor, context: Tensor, **options: Any) -> Tensor:
         """The local layers, then the others, of which some are recomputed: they count from the first one that is
@@ -78,6 +80,11 @@ def without_graph(block: TransformerBlock, count: int) -> None:
     for position, layer in enumerate(block.layers[:count]):
         is_last = position == count - 1 and count < len(block.layers)
         layer.forward = partial(_without_graph, layer.forward, begins_graph=is_last)
+
+
+def _nothing(hidden_states: Tensor, context: Tensor | None, **_: Any) -> tuple[Tensor, Tensor | None]:
+    """A layer that is not there."""
+    return hidden_states, context
 
 
 def _without_graph(

@@ -77,7 +77,7 @@ class LocalRule:
 
     @torch.no_grad()
     def add(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Take in the tokens of a forward pass; their sum is rounded to the model's dtype, sums of passes are fp32.
+        """Take in the tokens of a forward pass; of a model in bf16 their sum is rounded, sums of passes are fp32.
 
         Args:
             inputs: x of this rank, [S or L, B, in].
@@ -89,6 +89,8 @@ class LocalRule:
         if self._cut_by_tokens and not self.is_column:
             outputs = gather_from_sequence_parallel_region(outputs, group=self.group)
         x, y = inputs.flatten(0, -2), outputs.flatten(0, -2)
+        if x.dtype == torch.float16:
+            x, y = x.float(), y.float()  # a sum over many tokens may be more than fp16 has
         self.packed[:-1] += (y.t() @ x).flatten()
         self.packed[-1] += len(x)
 

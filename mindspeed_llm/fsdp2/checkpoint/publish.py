@@ -46,7 +46,8 @@ def publish(staging: Path, folder: Path, *, last: str) -> None:
     # The merged model first: that it is one is told by the adapter beside it.
     for place in replaced_by_export(folder):
         for stale in _what_loads(place):
-            stale.unlink(missing_ok=True)
+            if not stale.is_dir():
+                stale.unlink(missing_ok=True)
         if place != folder:
             _remove_beside(place)
     for path in sorted(staging.iterdir(), key=lambda path: (path.name == last, path.name)):

@@ -15,12 +15,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.fsdp2.config.weight_layout import LAYOUTS, weight_files
 from mindspeed_llm.tasks.checkpoint.safetensors_file import DTYPES
-from mindspeed_llm.tasks.checkpoint.weight_index import indexed_files, read_index
+from mindspeed_llm.tasks.checkpoint.weight_index import read_index
 
 _PICKLE_SUFFIXES = (".bin", ".pt")
-# (usual name, pattern of other names), in the order in which they are looked for.
-_LAYOUTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "*.bin"), (None, "*.pt"))
 
 
 class LazyTensor(Protocol):
@@ -153,7 +152,7 @@ def open_weights(folder: Path) -> dict[str, LazyTensor]:
     Raises:
         UserError: no weights, a shard that the index names is missing, a damaged file, one name in two files.
     """
-    files = _weight_files(folder)
+    files = weight_files(folder)
     tensors: dict[str, LazyTensor] = {}
     origin: dict[str, Path] = {}
     for path in files:
@@ -178,25 +177,9 @@ def open_file(path: Path) -> dict[str, LazyTensor]:
     return {name: MappedTensor(tensor) for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    for single, pattern in _LAYOUTS:
-        index = folder / f"{single}.index.json"
-        if single and index.is_file():
-            return indexed_files(index)
-        # Alone where it exists: training_args.bin and the like may lie beside it.
-        if single and (folder / single).is_file():
-            return [folder / single]
-        if found := sorted(folder.glob(pattern)):
-            return found
-    raise UserError(
-        f"model.model_name_or_path: {folder} has no weights; expected model.safetensors(.index.json), *.safetensors, "
-        "*.bin or *.pt (or set model.train_from_scratch: true)"
-    )
-
-
 def has_weights(folder: Path) -> bool:
     """Whether a model directory has any weight files (an index alone does not count)."""
-    return any(True for _, pattern in _LAYOUTS for _ in folder.glob(pattern))
+    return any(True for _, pattern in LAYOUTS for _ in folder.glob(pattern))
 
 
 def indexed_names(folder: Path) -> list[str]:
@@ -205,7 +188,7 @@ def indexed_names(folder: Path) -> list[str]:
     Raises:
         UserError: it is damaged.
     """
-    for single, _ in _LAYOUTS:
+    for single, _ in LAYOUTS:
         if single and (index := folder / f"{single}.index.json").is_file():
             return list(read_index(index))
     return []

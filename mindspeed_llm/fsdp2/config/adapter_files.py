@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.files import hash_ends
 from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+from mindspeed_llm.fsdp2.config.weight_layout import fingerprint, weight_files
 from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG as CONFIG
 from mindspeed_llm.tasks.checkpoint.peft_config import WEIGHTS as WEIGHTS
 from mindspeed_llm.tasks.checkpoint.peft_config import read_peft_config
@@ -63,23 +63,14 @@ def adapter_scale(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def base_fingerprint(model: ModelConfig) -> str | None:
-    """What tells the weights that adapters are for from others of the same shapes: the xxh3-128, as hex, of the sizes
-    and the ends of the weight files, in the order of their names. A folder that has moved is the same.
+    """The `fingerprint` of the weights that adapters are for. A folder that has moved is the same.
 
     None where it cannot be told: without adapters, and for a model that is no folder on this machine.
     """
     folder = Path(model.model_name_or_path)
     if not model.has_adapters or not folder.is_dir():
         return None
-    # As weights are looked for: one kind of files alone is read.
-    kinds = (sorted(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
-    files = next((found for found in kinds if found), [])
-    if not files:
-        return None
-    import xxhash
-
-    text = "".join(f"{path.stat().st_size} {hash_ends(path)}\n" for path in files)
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    return fingerprint(weight_files(folder))
 
 
 def warn_of_base(model: ModelConfig) -> str | None:

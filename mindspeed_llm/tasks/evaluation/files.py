@@ -21,7 +21,9 @@ def files_by_subject(path: Path, suffix: str) -> dict[str, Path]:
         return {path.name.removesuffix(suffix): path}
     if not path.is_dir():
         raise UserError(f"--task-data-path: {path} does not exist. Give the folder with the files <subject>{suffix}.")
-    found = {file.name.removesuffix(suffix): file for file in sorted(path.glob(f"*{suffix}")) if file.is_file()}
+    # What archives of macOS leave beside each file begins with a dot.
+    files = [file for file in sorted(path.glob(f"*{suffix}")) if file.is_file() and not file.name.startswith(".")]
+    found = {file.name.removesuffix(suffix): file for file in files}
     if not found:
         raise UserError(f"--task-data-path: no file <subject>{suffix} in {path}. Give the folder that holds them.")
     return found
@@ -38,7 +40,7 @@ def one_file(path: Path, names: tuple[str, ...]) -> Path:
     if not path.is_dir():
         raise UserError(f"--task-data-path: {path} does not exist. Give a file or folder with {' or '.join(names)}.")
     for name in names:
-        found = sorted(path.glob(name))
+        found = sorted(file for file in path.glob(name) if not file.name.startswith("."))
         if len(found) > 1:
             listed = ", ".join(file.name for file in found)
             raise UserError(

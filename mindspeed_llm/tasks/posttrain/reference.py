@@ -89,6 +89,8 @@ def _load(modules: Sequence[nn.Module], source: ReferenceSource, args: Namespace
             named = {"load": str(source.folder), "ckpt_step": source.step, "finetune": True, "save": None}
             load_weights(Namespace(**{**vars(args), **named}), modules)
     except UserError as error:
+        if any(flag in str(error) for flag in source.words.values()):
+            raise
         raise UserError(
             f"{source.flag}: the reference has to be built like the model that is trained: {error}"
         ) from error

@@ -29,7 +29,8 @@ STEPS, RATE, RATIO, MICRO_BATCHES = 3, 2e-3, 2.0, 4
 ROW = "tests.core.lora.local_rows:train"
 # (toy, ranks, targets, final layer, flags); the first four are part of each run of CI.
 ROWS: list[tuple[str, int, list[str], int, list[str]]] = [
-    ("llama", 1, FUSED, 1, FULL),
+    # Three trained layers, of which two are recomputed together.
+    ("llama", 1, FUSED, 0, [*FULL[:-1], "2"]),
     ("llama", 2, PARTS, 1, [TP, "2", SP]),
     ("llama", 2, FUSED, 2, [PP, "2", *FULL]),
     ("llama", 2, PARTS, 1, OVERLAPS),
@@ -233,3 +234,13 @@ def test_rows_become_an_orthonormal_basis_of_the_principal_subspace() -> None:
     for basis in (halves.a.t(), halves.b):
         assert (basis.t() @ basis - torch.eye(3)).abs().max() < 1e-3
     assert (halves.a.t() @ halves.a - principal @ principal.t()).abs().max() < 1e-3
+
+
+def test_sums_that_fp16_does_not_have() -> None:
+    cut = Cut(axis=0, index=0, count=1, group=SimpleNamespace(size=lambda: 1))
+    halves = Halves("any", seed=0, rank=2, inputs=4, outputs=5, like=torch.zeros(0), cut=cut)
+    rule = LocalRule([halves], is_column=True, sequence_parallel=False)
+    rule.begin()
+    rule.add(torch.full((4096, 1, 4), 20.0).half(), torch.full((4096, 1, 2), 2.0).half())
+    [mean] = rule.means()
+    assert mean.tolist() == [[40.0] * 4] * 2

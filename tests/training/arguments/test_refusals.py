@@ -234,6 +234,17 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
         1,
         ("--recompute-num-layers 5: a stage has only 4 layers; expected 1 to 4",),
     ),
+    (
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
+        1,
+        ("--recompute-num-layers 3 layers together, which do not divide the 4 of a stage; expected one of 1, 2, 4",),
+    ),
+    (
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2 --num-layer-list 3,1 "
+        "--pipeline-model-parallel-size 2",
+        2,
+        ("which do not divide the 3 of a stage; expected one of 1, 3",),
+    ),
     ("--recompute-method block", 1, ("--recompute-method block goes with --recompute-granularity full, found None",)),
     (
         "--recompute-granularity selective --recompute-modules mlp atn",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.training.arguments.checks.words import divisors
 
 MODULES = ("core_attn", "moe_act", "layernorm", "mlp", "moe", "shared_experts")
 """What --recompute-modules may name."""
@@ -51,6 +52,14 @@ def _check_full(args: Namespace) -> None:
             f"--recompute-num-layers {args.recompute_num_layers}: a stage has only {stage} layers; expected 1 to "
             f"{stage}"
         )
+    if args.recompute_method == "uniform":
+        depth = args.num_layers_per_virtual_pipeline_stage or stage
+        for layers in args.num_layer_list or [depth]:
+            if layers % args.recompute_num_layers:
+                raise UserError(
+                    f"--recompute-method uniform computes --recompute-num-layers {args.recompute_num_layers} layers "
+                    f"together, which do not divide the {layers} of a stage; expected one of {divisors(layers)}"
+                )
     if args.distribute_saved_activations:
         if args.tensor_model_parallel_size == 1:
             raise UserError("--distribute-saved-activations needs --tensor-model-parallel-size above 1")
