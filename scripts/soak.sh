@@ -52,15 +52,20 @@ train() {
         "$PY" -m torch.distributed.run --standalone --nproc_per_node "$NPROC" train_fsdp2.py "$@"
 }
 
+# `--data FILE`: sets the caller's variable `data`.
+data_file() {
+    [ $# -ge 2 ] || die "--data: expected a file after it"
+    data=$2
+    [[ "$data" == /* ]] || data=$invoked_from/$data
+    [ -f "$data" ] || die "--data $data: no such file"
+}
+
 job_sft_smollm2() {
     local data=../shared/data/sft/alpaca_en_demo.json out=$SOAK_OUT/sft_smollm2
     while [ $# -gt 0 ]; do
         case "$1" in
         --data)
-            [ $# -ge 2 ] || die "--data: expected a file after it"
-            data=$2
-            [[ "$data" == /* ]] || data=$invoked_from/$data
-            [ -f "$data" ] || die "--data $data: no such file"
+            data_file "$@"
             shift 2
             ;;
         *) die "sft_smollm2: unknown option $1 (known: --data FILE)" ;;
@@ -109,10 +114,7 @@ job_mcore_smollm2() {
     while [ $# -gt 0 ]; do
         case "$1" in
         --data)
-            [ $# -ge 2 ] || die "--data: expected a file after it"
-            data=$2
-            [[ "$data" == /* ]] || data=$invoked_from/$data
-            [ -f "$data" ] || die "--data $data: no such file"
+            data_file "$@"
             shift 2
             ;;
         --steps)
@@ -143,9 +145,7 @@ both_backends() {
     while [ $# -gt 0 ]; do
         case "$1" in
         --data)
-            [ $# -ge 2 ] || die "--data: expected a file after it"
-            data=$2
-            [[ "$data" == /* ]] || data=$invoked_from/$data
+            data_file "$@"
             shift 2
             ;;
         *) die "${job}_smollm2: unknown option $1 (known: --data FILE)" ;;

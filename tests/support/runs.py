@@ -14,6 +14,7 @@ import yaml
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.reference import RECIPE
 from tests.support.tokenizers import byte_tokenizer
 from tests.support.toys import TOYS, build_toy
 
@@ -72,6 +73,20 @@ def text_data(file: Path, *, manager: str = "mg", **fields: Any) -> dict[str, An
         "append_eod": True,
         **fields,
     }
+
+
+RECIPE_FIELDS: Mapping[str, Any] = {
+    "lr": RECIPE["lr"],
+    "min_lr": 0.0,
+    "lr_scheduler_type": "constant",
+    "warmup_ratio": 0.0,
+    "adam_beta1": RECIPE["betas"][0],
+    "adam_beta2": RECIPE["betas"][1],
+    "adam_epsilon": RECIPE["eps"],
+    "weight_decay": RECIPE["weight_decay"],
+    "max_grad_norm": RECIPE["clip"],
+}
+"""The recipe of `tests.support.reference` in fields of the section `training`."""
 
 
 def write_config(

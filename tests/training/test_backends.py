@@ -14,7 +14,7 @@ import pytest
 from mindspeed_llm.tasks.preprocess.indexed_format import IndexedWriter
 from tests.support.pool import RankPool
 from tests.support.reference import RECIPE, relative
-from tests.support.runs import metrics, save_model, write_config
+from tests.support.runs import RECIPE_FIELDS, metrics, save_model, write_config
 from tests.support.toys import VOCABULARY
 
 pytestmark = pytest.mark.distributed
@@ -77,15 +77,7 @@ class Workplace:
             "stage": "pt",
             "seed": SEED,
             "max_steps": STEPS,
-            "lr": RECIPE["lr"],
-            "min_lr": 0.0,
-            "lr_scheduler_type": "constant",
-            "warmup_ratio": 0.0,
-            "adam_beta1": RECIPE["betas"][0],
-            "adam_beta2": RECIPE["betas"][1],
-            "adam_epsilon": RECIPE["eps"],
-            "weight_decay": RECIPE["weight_decay"],
-            "max_grad_norm": RECIPE["clip"],
+            **RECIPE_FIELDS,
             "per_device_train_batch_size": 2,
             "gradient_accumulation_steps": GLOBAL_BATCH // RANKS // 2,
             "save_hf_weights": False,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Choose, Document, Fields, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Subject
+from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import dev_file, files_by_subject
 from mindspeed_llm.tasks.evaluation.rows import Row
 
@@ -48,14 +49,15 @@ def documents(rows: Iterable[Row], file: Path, subject: str, *, question: str, a
     Raises:
         UserError: a row lacks a field, its answer is none of the letters, or there are no rows.
     """
-    found = []
-    for row in rows:
-        fields = {"question": row.text(question), **{letter: row.text(letter) for letter in LETTERS}}
-        fields["answer"] = row.letter(answer, LETTERS)
-        found.append(Document(subject=subject, index=len(found), place=row.place, fields=fields))
-    if not found:
-        raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
-    return tuple(found)
+
+    def fields(row: Row) -> Fields:
+        return {
+            "question": row.text(question),
+            **{letter: row.text(letter) for letter in LETTERS},
+            "answer": row.letter(answer, LETTERS),
+        }
+
+    return documents_of(rows, file, subject, fields)
 
 
 def load_with_dev(
@@ -86,3 +88,27 @@ def load_with_dev(
         )
         for subject, file in files_by_subject(path, suffix).items()
     )
+
+
+def letter_benchmark(name: str, load: Callable[[Path], tuple[Subject, ...]], cue: str) -> Benchmark:
+    """The benchmark whose prompts end in `cue` and whose answer is the most likely letter, after five examples."""
+    return Benchmark(
+        name=name,
+        version="1",
+        load=load,
+        prompt=prompt_ending_in(cue),
+        target=target,
+        answer=CHOOSE_LETTER,
+        headline="acc",
+        num_fewshot=5,
+    )
+
+
+def title_of(subject: str, titles: Mapping[str, str], *, benchmark: str, suffix: str) -> str:
+    """How a benchmark calls a subject in its prompts. Raises UserError where it has no such subject."""
+    if subject not in titles:
+        raise UserError(
+            f"{benchmark}: {subject}{suffix} is named after none of the benchmark's {len(titles)} subjects, expected a "
+            f"name such as {next(iter(titles))}{suffix}. Give the folder with the benchmark's own files."
+        )
+    return titles[subject]

@@ -92,5 +92,5 @@ def _load(modules: Sequence[nn.Module], source: ReferenceSource, args: Namespace
         if any(flag in str(error) for flag in source.words.values()):
             raise
         raise UserError(
-            f"{source.flag}: the reference has to be built like the model that is trained: {error}"
+            f"{source.flag}: {error} (the reference is built by the same flags as the model that is trained)"
         ) from error

@@ -13,7 +13,7 @@ from mindspeed_llm.tasks.posttrain.instructions import build_instructions
 from tests.fsdp2.data.helpers import build, make_config, rows_of
 from tests.support.pool import RankPool
 from tests.support.reference import RECIPE, relative
-from tests.support.runs import write_config
+from tests.support.runs import RECIPE_FIELDS, write_config
 from tests.support.toys import save_toy
 from tests.tasks.posttrain.conversations import HANDLER, make_records, make_tokenizer, write_records
 from tests.tasks.posttrain.pairs import BETA, REWARDS, save_near
@@ -116,15 +116,7 @@ def fsdp2_steps(rank_pool: RankPool, folder: Path) -> list[dict[str, Any]]:
         "pref_ftx": 0.5,
         "disable_shuffling": True,
         "max_steps": STEPS,
-        "lr": RECIPE["lr"],
-        "min_lr": 0.0,
-        "lr_scheduler_type": "constant",
-        "warmup_ratio": 0.0,
-        "adam_beta1": RECIPE["betas"][0],
-        "adam_beta2": RECIPE["betas"][1],
-        "adam_epsilon": RECIPE["eps"],
-        "weight_decay": RECIPE["weight_decay"],
-        "max_grad_norm": RECIPE["clip"],
+        **RECIPE_FIELDS,
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": PAIRS // 2,
         "save_hf_weights": False,

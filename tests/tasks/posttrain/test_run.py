@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.support.pool import RankPool
 from tests.support.reference import RECIPE, relative
-from tests.support.runs import metrics, write_config
+from tests.support.runs import RECIPE_FIELDS, metrics, write_config
 from tests.support.toys import save_toy
 from tests.tasks.posttrain.conversations import HANDLER, make_records, make_tokenizer, rendered, write_records
 
@@ -103,15 +103,7 @@ def test_both_backends_report_the_same_steps(rank_pool: RankPool, folder: Path) 
         "seed": 7,
         "disable_shuffling": True,
         "max_steps": STEPS,
-        "lr": RECIPE["lr"],
-        "min_lr": 0.0,
-        "lr_scheduler_type": "constant",
-        "warmup_ratio": 0.0,
-        "adam_beta1": RECIPE["betas"][0],
-        "adam_beta2": RECIPE["betas"][1],
-        "adam_epsilon": RECIPE["eps"],
-        "weight_decay": RECIPE["weight_decay"],
-        "max_grad_norm": RECIPE["clip"],
+        **RECIPE_FIELDS,
         "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": GLOBAL_BATCH // 4,
         "save_hf_weights": False,

@@ -5,10 +5,12 @@ Most subjects choose among options; `math` and `gaokao-mathcloze` write an expre
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Reading, Subject, Write
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Fields, Reading, Subject, Write
+from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import files_by_subject
 from mindspeed_llm.tasks.evaluation.math_answers import final_expression, same_expression
 from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
@@ -94,12 +96,7 @@ def load(path: Path) -> tuple[Subject, ...]:
                 f"{file} is named after none of agieval's subjects, expected one of {', '.join(SUBJECTS)}. "
                 "Give the folder with the benchmark's own files."
             )
-        documents = tuple(
-            Document(subject=name, index=index, place=row.place, fields=_fields(row, name))
-            for index, row in enumerate(read_jsonl(file))
-        )
-        if not documents:
-            raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
+        documents = documents_of(read_jsonl(file), file, name, partial(_fields, subject=name))
         is_written = name in (_ENGLISH_WRITTEN, _CHINESE_WRITTEN)
         subjects.append(Subject(name=name, documents=documents, answer=_WRITE if is_written else None))
     return tuple(subjects)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Fields, Subject
+from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import one_file
-from mindspeed_llm.tasks.evaluation.rows import read_jsonl
+from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 NAME = "boolq"
 _CHOICES = ("no", "yes")
@@ -20,17 +20,11 @@ def load(path: Path) -> tuple[Subject, ...]:
         UserError: there is no such file, or a row of it is malformed.
     """
     file = one_file(path, ("dev.jsonl", "*dev*.jsonl"))
-    documents = []
-    for row in read_jsonl(file):
-        fields = {
-            "passage": row.text("passage"),
-            "question": row.text("question"),
-            "answer": row.boolean("answer"),
-        }
-        documents.append(Document(subject=NAME, index=len(documents), place=row.place, fields=fields))
-    if not documents:
-        raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
-    return (Subject(name=NAME, documents=tuple(documents)),)
+    return (Subject(name=NAME, documents=documents_of(read_jsonl(file), file, NAME, _fields)),)
+
+
+def _fields(row: Row) -> Fields:
+    return {"passage": row.text("passage"), "question": row.text("question"), "answer": row.boolean("answer")}
 
 
 def _prompt(fields: Fields) -> str:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Document, Subject
 from mindspeed_llm.tasks.evaluation.benchmarks.ceval_subjects import NAMES
-from mindspeed_llm.tasks.evaluation.four_choices import (
-    CHOOSE_LETTER,
-    documents,
-    load_with_dev,
-    prompt_ending_in,
-    target,
-)
+from mindspeed_llm.tasks.evaluation.four_choices import documents, letter_benchmark, load_with_dev, title_of
 from mindspeed_llm.tasks.evaluation.rows import read_csv
 
 
@@ -22,12 +15,8 @@ def _read(file: Path, subject: str) -> tuple[Document, ...]:
 
 
 def _description(subject: str) -> str:
-    if subject not in NAMES:
-        raise UserError(
-            f"ceval: {subject}_val.csv is named after none of the benchmark's {len(NAMES)} subjects, "
-            "expected a name such as logic_val.csv. Give the folder with the benchmark's own files."
-        )
-    return f"以下是中国关于{NAMES[subject]}的单项选择题，请选出其中的正确答案。\n\n"
+    title = title_of(subject, NAMES, benchmark="ceval", suffix="_val.csv")
+    return f"以下是中国关于{title}的单项选择题，请选出其中的正确答案。\n\n"
 
 
 def load(path: Path) -> tuple[Subject, ...]:
@@ -35,13 +24,4 @@ def load(path: Path) -> tuple[Subject, ...]:
     return load_with_dev(path, _read, suffix="_val.csv", dev_suffix="_dev.csv", describe=_description)
 
 
-BENCHMARK = Benchmark(
-    name="ceval",
-    version="1",
-    load=load,
-    prompt=prompt_ending_in("答案："),
-    target=target,
-    answer=CHOOSE_LETTER,
-    headline="acc",
-    num_fewshot=5,
-)
+BENCHMARK = letter_benchmark("ceval", load, "答案：")

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Document, Subject
 from mindspeed_llm.tasks.evaluation.benchmarks.cmmlu_subjects import NAMES
-from mindspeed_llm.tasks.evaluation.four_choices import (
-    CHOOSE_LETTER,
-    documents,
-    load_with_dev,
-    prompt_ending_in,
-    target,
-)
+from mindspeed_llm.tasks.evaluation.four_choices import documents, letter_benchmark, load_with_dev, title_of
 from mindspeed_llm.tasks.evaluation.rows import read_csv
 
 
@@ -22,12 +15,8 @@ def _read(file: Path, subject: str) -> tuple[Document, ...]:
 
 
 def _description(subject: str) -> str:
-    if subject not in NAMES:
-        raise UserError(
-            f"cmmlu: {subject}.csv is named after none of the benchmark's {len(NAMES)} subjects, "
-            "expected a name such as logical.csv. Give the folder with the benchmark's own files."
-        )
-    return f"以下是关于{NAMES[subject]}的单项选择题，请直接给出正确答案的选项。\n\n"
+    title = title_of(subject, NAMES, benchmark="cmmlu", suffix=".csv")
+    return f"以下是关于{title}的单项选择题，请直接给出正确答案的选项。\n\n"
 
 
 def load(path: Path) -> tuple[Subject, ...]:
@@ -35,13 +24,4 @@ def load(path: Path) -> tuple[Subject, ...]:
     return load_with_dev(path, _read, suffix=".csv", dev_suffix=".csv", describe=_description)
 
 
-BENCHMARK = Benchmark(
-    name="cmmlu",
-    version="1",
-    load=load,
-    prompt=prompt_ending_in("答案："),
-    target=target,
-    answer=CHOOSE_LETTER,
-    headline="acc",
-    num_fewshot=5,
-)
+BENCHMARK = letter_benchmark("cmmlu", load, "答案：")

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Fields, Reading, Subject, Write
+from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import one_file
 from mindspeed_llm.tasks.evaluation.filters import INVALID, exact_match, regex
 from mindspeed_llm.tasks.evaluation.numbers import final_number, same_number
-from mindspeed_llm.tasks.evaluation.rows import read_jsonl
+from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 NAME = "gsm8k"
 _TRAIN = ("train.jsonl", "*train*.jsonl")
 
 
+def _fields(row: Row) -> Fields:
+    fields = {"question": row.text("question"), "answer": row.text("answer")}
+    if "####" not in fields["answer"] or final_number(fields["answer"]) == INVALID:
+        raise row.wrong("answer", 'a worked answer that ends in "#### <number>"')
+    return fields
+
+
 def _documents(file: Path) -> tuple[Document, ...]:
-    documents = []
-    for row in read_jsonl(file):
-        fields = {"question": row.text("question"), "answer": row.text("answer")}
-        if "####" not in fields["answer"] or final_number(fields["answer"]) == INVALID:
-            raise row.wrong("answer", 'a worked answer that ends in "#### <number>"')
-        documents.append(Document(subject=NAME, index=len(documents), place=row.place, fields=fields))
-    if not documents:
-        raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
-    return tuple(documents)
+    return documents_of(read_jsonl(file), file, NAME, _fields)
 
 
 def _train_file(folder: Path) -> Path | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Fields, Subject
+from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import one_file
-from mindspeed_llm.tasks.evaluation.rows import read_jsonl
+from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 NAME = "hellaswag"
 _NUM_ENDINGS = 4
@@ -27,22 +27,20 @@ def load(path: Path) -> tuple[Subject, ...]:
         UserError: there is no such file, or a row of it is malformed.
     """
     file = one_file(path, ("*val*.jsonl", "*.jsonl"))
-    documents = []
-    for row in read_jsonl(file):
-        beginning = f"{row.text('ctx_a')} {row.text('ctx_b', may_be_empty=True).capitalize()}"
-        endings, label = row.texts("endings", at_least=_NUM_ENDINGS), row.fields.get("label")
-        # Some copies of the data have the number as a text.
-        if str(label) not in map(str, range(len(endings))) or isinstance(label, bool):
-            raise row.wrong("label", f"a number from 0 to {len(endings) - 1}")
-        fields = {
-            "query": _clean(f"{row.text('activity_label')}: {beginning}"),
-            "choices": tuple(_clean(ending) for ending in endings),
-            "label": int(str(label)),
-        }
-        documents.append(Document(subject=NAME, index=len(documents), place=row.place, fields=fields))
-    if not documents:
-        raise UserError(f"{file} holds no questions. Take it from the benchmark's own distribution again.")
-    return (Subject(name=NAME, documents=tuple(documents)),)
+    return (Subject(name=NAME, documents=documents_of(read_jsonl(file), file, NAME, _fields)),)
+
+
+def _fields(row: Row) -> Fields:
+    beginning = f"{row.text('ctx_a')} {row.text('ctx_b', may_be_empty=True).capitalize()}"
+    endings, label = row.texts("endings", at_least=_NUM_ENDINGS), row.fields.get("label")
+    # Some copies of the data have the number as a text.
+    if str(label) not in map(str, range(len(endings))) or isinstance(label, bool):
+        raise row.wrong("label", f"a number from 0 to {len(endings) - 1}")
+    return {
+        "query": _clean(f"{row.text('activity_label')}: {beginning}"),
+        "choices": tuple(_clean(ending) for ending in endings),
+        "label": int(str(label)),
+    }
 
 
 def _prompt(fields: Fields) -> str:

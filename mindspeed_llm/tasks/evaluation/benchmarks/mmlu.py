@@ -9,16 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Reading, Subject, Write
+from mindspeed_llm.tasks.evaluation.benchmark import Document, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.filters import FIRST_LINE, exact_match
-from mindspeed_llm.tasks.evaluation.four_choices import (
-    CHOOSE_LETTER,
-    LETTERS,
-    documents,
-    load_with_dev,
-    prompt_ending_in,
-    target,
-)
+from mindspeed_llm.tasks.evaluation.four_choices import LETTERS, documents, letter_benchmark, load_with_dev
 from mindspeed_llm.tasks.evaluation.rows import read_csv
 
 _COLUMNS = ("question", *LETTERS, "answer")  # the files have no header
@@ -37,16 +30,7 @@ def load(path: Path) -> tuple[Subject, ...]:
     return load_with_dev(path, _read, suffix="_test.csv", dev_suffix="_dev.csv", describe=_description)
 
 
-MMLU_PPL = Benchmark(
-    name="mmlu_ppl",
-    version="1",
-    load=load,
-    prompt=prompt_ending_in("Answer:"),
-    target=target,
-    answer=CHOOSE_LETTER,
-    headline="acc",
-    num_fewshot=5,
-)
+MMLU_PPL = letter_benchmark("mmlu_ppl", load, "Answer:")
 MMLU = replace(
     MMLU_PPL,
     name="mmlu",
