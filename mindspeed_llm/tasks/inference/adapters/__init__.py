@@ -1,0 +1,1 @@
+"""Adapters: what a backend's models offer as `tasks.inference.backend.Backend`."""
