@@ -66,10 +66,13 @@ def shutdown() -> None:
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
     from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
     from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
     destroy_num_microbatches_calculator()
     # It remembers results by module, and a module refers to its process groups.
     RotaryEmbedding.forward.cache_clear()
+    # What routers have noted and no line of the log has taken, and the groups that it was to be summed over.
+    get_moe_layer_wise_logging_tracker().clear()
     parallel_state.destroy_model_parallel()
     megatron_random.initialize_rng_tracker(force_reset=True)
     logging.getLogger(_RNG_LOGGER).removeFilter(_is_no_repeated_warning)

@@ -19,12 +19,14 @@ from mindspeed_llm.platform.device import current_device
 class MoeLosses:
     """Reads what megatron-core's routers note of their losses.
 
-    megatron-core's own `track_moe_metrics` averages in collectives, which gloo and HCCL cannot.
+    megatron-core's own `track_moe_metrics` averages in collectives, which gloo and HCCL cannot. Its notes belong to
+    the process: what an earlier run left there, its process groups with it, is thrown away.
     """
 
     def __init__(self, args: Namespace) -> None:
         self._num_layers = len(noting_layers(args))
         self._is_on = bool(args.num_experts)
+        get_moe_layer_wise_logging_tracker().clear()
 
     def take(self, steps: int) -> dict[str, float]:
         """The losses by name (`load_balancing_loss`, `z_loss`, ...) per layer and micro batch, since the last call. A

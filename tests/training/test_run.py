@@ -79,6 +79,20 @@ def test_evaluations_leave_the_losses_of_routers_alone(rank_pool: RankPool, tmp_
     assert found[0][0] > 0.5 and found[0] == found[1]
 
 
+def test_losses_of_routers_are_those_of_the_run(rank_pool: RankPool, tmp_path: Path) -> None:
+    """A run that ends before its first line leaves nothing to the next one in the process."""
+    losses = "--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.01 --moe-z-loss-coeff 0.001"
+    flags = f"{EXPERTS} {losses} --train-iters 3 --global-batch-size 2 --eval-iters 0 --log-interval 3"
+    found = []
+    for name in ("before", "behind"):
+        folder = tmp_path / name
+        assert rank_pool.run(ROW, ranks=1, flags=f"{flags} --metrics-dir {folder}")[0]["code"] == 0
+        [line] = [line for line in read_metrics(folder / "metrics.jsonl") if "lm_loss" in line]
+        found.append((line["aux_loss"], line["z_loss"]))
+        assert rank_pool.run(ROW, ranks=1, flags=f"{flags} --exit-interval 1")[0]["code"] == 0
+    assert found[0][0] > 0.5 and found[0] == found[1]
+
+
 def test_losses_of_routers_on_some_stages_alone(rank_pool: RankPool, tmp_path: Path) -> None:
     """The stage that logs has no layer with experts; what it logs is the mean over those that have some."""
     found = []
