@@ -7,7 +7,7 @@ import argparse
 from mindspeed_llm.core.lora.settings import LAYERS, PARTS, TARGETS
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
-from mindspeed_llm.training.arguments.flag import number, one_of, positive
+from mindspeed_llm.flag import number, one_of, positive
 
 _NAMES = " ".join(TARGETS)
 

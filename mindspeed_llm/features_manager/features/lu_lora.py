@@ -7,7 +7,7 @@ import argparse
 from mindspeed_llm.core.layer_layout import layers_at, num_real_layers
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
-from mindspeed_llm.training.arguments.flag import count, number
+from mindspeed_llm.flag import count, number
 
 _FLAG = "--lu-lora-final-layer-index"
 _OF_MLPS = "linear_fc"

@@ -7,7 +7,7 @@ import argparse
 from mindspeed_llm.core import layer_layout
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
-from mindspeed_llm.training.arguments.flag import numbers
+from mindspeed_llm.flag import numbers
 
 
 class NoopLayers(Feature):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
-from mindspeed_llm.training.arguments.flag import numbers
+from mindspeed_llm.flag import numbers
 
 
 class NumLayerList(Feature):

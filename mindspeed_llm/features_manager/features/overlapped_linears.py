@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
-from mindspeed_llm.training.arguments.flag import integer, one_of, positive
+from mindspeed_llm.flag import integer, one_of, positive
 
 # As it is, rewritten without overlap (the same as it is), in chunks; -1: what --coc-parallel-num says.
 MODES = (-1, 0, 1, 2)

@@ -6,7 +6,7 @@ import argparse
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.feature import ArgumentTarget, Feature
-from mindspeed_llm.training.arguments.flag import count, integer, one_of
+from mindspeed_llm.flag import count, integer, one_of
 
 LEVEL_CHOICES = ("level_none", "level0", "level1", "level2")
 EXPORT_CHOICES = ("text", "db")

@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspeed_llm.core import layer_layout
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.training.arguments.flag import Flag
+from mindspeed_llm.flag import Flag
 from mindspeed_llm.training.arguments.parser import all_flags
 
 _WIDTH = 112

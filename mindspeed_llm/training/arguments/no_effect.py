@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_llm.training.arguments.flag import count, number, one_of, positive
+from mindspeed_llm.flag import count, number, one_of, positive
 
 
 @dataclass(frozen=True, kw_only=True)

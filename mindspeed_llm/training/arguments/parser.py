@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.training.arguments.flag import Flag, Group
+from mindspeed_llm.flag import Flag, Group
 from mindspeed_llm.training.arguments.no_effect import NO_EFFECT
 from mindspeed_llm.training.arguments.not_yet import NOT_YET, NOT_YET_VALUES
 from mindspeed_llm.training.arguments.renamed import ALIASES, DEPRECATED, ELSEWHERE

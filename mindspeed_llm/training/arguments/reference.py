@@ -13,8 +13,8 @@ from typing import Any
 
 from mindspeed_llm.features_manager.feature import Feature
 from mindspeed_llm.features_manager.features import FEATURES
+from mindspeed_llm.flag import Flag
 from mindspeed_llm.reference_pages import table, write_pages
-from mindspeed_llm.training.arguments.flag import Flag
 from mindspeed_llm.training.arguments.no_effect import IDLE, NO_EFFECT
 from mindspeed_llm.training.arguments.not_yet import NOT_YET, NOT_YET_VALUES
 from mindspeed_llm.training.arguments.renamed import ALIASES, DEPRECATED, ELSEWHERE

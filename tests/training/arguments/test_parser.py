@@ -13,7 +13,7 @@ import pytest
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.features_manager.features import FEATURES
-from mindspeed_llm.training.arguments.flag import layer_pattern
+from mindspeed_llm.flag import layer_pattern
 from mindspeed_llm.training.arguments.parser import parse
 from tests.training.arguments.lines import DENSE
 

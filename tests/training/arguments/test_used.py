@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_llm.features_manager.features import FEATURES
 from mindspeed_llm.features_manager.manager import FeaturesManager
-from mindspeed_llm.training.arguments.flag import Flag, switch
+from mindspeed_llm.flag import Flag, switch
 from mindspeed_llm.training.arguments.parser import all_flags
 from tests.architecture.source import PACKAGE, is_inside, modules
 from tests.training.arguments.lines import arguments

@@ -1,6 +1,6 @@
 """All flags of a training run, in the order of `--help`."""
 
-from mindspeed_llm.training.arguments.flag import Group
+from mindspeed_llm.flag import Group
 from mindspeed_llm.training.arguments.tables.data import DATA, TOKENIZER
 from mindspeed_llm.training.arguments.tables.features import DOCUMENTS
 from mindspeed_llm.training.arguments.tables.finetune import FINETUNE

@@ -1,6 +1,6 @@
 """Where samples and tokens come from."""
 
-from mindspeed_llm.training.arguments.flag import Group, count, positive, several, switch, value
+from mindspeed_llm.flag import Group, count, positive, several, switch, value
 
 _DATA = "training.data"
 # As in `tasks.preprocess.tokenizers`, whose import loads numpy.

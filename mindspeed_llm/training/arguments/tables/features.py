@@ -1,6 +1,6 @@
 """Flags of features that do not register them yet; each row goes when its feature does."""
 
-from mindspeed_llm.training.arguments.flag import Group, switch
+from mindspeed_llm.flag import Group, switch
 
 DOCUMENTS = Group(
     title="Documents",

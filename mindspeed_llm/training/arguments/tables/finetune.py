@@ -1,6 +1,6 @@
 """Fine-tuning: the stage, instruction data, and how their samples become batches."""
 
-from mindspeed_llm.training.arguments.flag import Group, positive, switch, value
+from mindspeed_llm.flag import Group, positive, switch, value
 
 _DATA = "tasks.posttrain"
 _RAW = "tasks.posttrain.raw_records"

@@ -1,6 +1,6 @@
 """The structure of the model: sizes, attention, positions, MLP, norms, initial weights."""
 
-from mindspeed_llm.training.arguments.flag import (
+from mindspeed_llm.flag import (
     Group,
     amount,
     count,

@@ -1,6 +1,6 @@
 """Mixture of experts: which layers have them, how tokens find them and travel to them."""
 
-from mindspeed_llm.training.arguments.flag import (
+from mindspeed_llm.flag import (
     Group,
     amount,
     count,

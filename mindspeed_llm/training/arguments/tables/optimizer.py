@@ -1,6 +1,6 @@
 """Batch sizes, optimizer, learning rate, precision."""
 
-from mindspeed_llm.training.arguments.flag import (
+from mindspeed_llm.flag import (
     Group,
     amount,
     count,

@@ -1,6 +1,6 @@
 """Checkpoints, evaluation, logs, and what replaces a run."""
 
-from mindspeed_llm.training.arguments.flag import Group, count, optional, positive, switch, value
+from mindspeed_llm.flag import Group, count, optional, positive, switch, value
 
 _CHECKPOINTING = "training.checkpointing"
 _LOOP = "training.loop"

@@ -1,6 +1,6 @@
 """How the model and the batch are spread over ranks."""
 
-from mindspeed_llm.training.arguments.flag import Group, negative, positive, switch, value
+from mindspeed_llm.flag import Group, negative, positive, switch, value
 
 _CONFIG = "tasks.models.config"
 _INIT = "training.initialize"

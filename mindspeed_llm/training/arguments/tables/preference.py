@@ -1,6 +1,6 @@
 """Preference pairs: the loss on them, and the model that the policy is compared with."""
 
-from mindspeed_llm.training.arguments.flag import Group, amount, positive, switch, value
+from mindspeed_llm.flag import Group, amount, positive, switch, value
 
 _TASK = "tasks.posttrain.dpo"
 _REFERENCE = "tasks.posttrain.reference_source"

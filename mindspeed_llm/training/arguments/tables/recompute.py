@@ -1,6 +1,6 @@
 """Recomputation of activations in the backward pass."""
 
-from mindspeed_llm.training.arguments.flag import Group, positive, several, switch, value
+from mindspeed_llm.flag import Group, positive, several, switch, value
 
 _CONFIG = "tasks.models.config"
 
