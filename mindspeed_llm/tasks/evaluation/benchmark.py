@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.filters import Filter
 from mindspeed_llm.tasks.evaluation.requests import Generate, LogLikelihood
 
 Fields = Mapping[str, object]
+Variant = Literal["alternative-prompt", "chain-of-thought"]
+"""Another way to ask the questions of a benchmark, named as the flag that chooses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,9 @@ class Reading:
     extract: Filter
     matches: Callable[[str, str], bool]
     """(what was extracted, the target) -> right or wrong"""
+    judge: Callable[[str, Fields], bool] | None = None
+    """(what was extracted, the document's fields) -> right or wrong, in place of `matches` where the target alone does
+    not say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +99,31 @@ class Benchmark:
     """The right answer as text: what an example shows and what a written answer is compared with."""
     answer: Choose | Write
     headline: str
-    """The metric that stands for the benchmark where only one number does."""
+    """The metric that stands for the benchmark where only one number does; every subject has it."""
     num_fewshot: int = 0
+    has_examples: bool = True
+    """Whether its files bring examples for prompts."""
+    shown: Callable[[Fields], str] | None = None
+    """The answer as an example shows it; None: as the target."""
+    delimiter: str = " "
+    """What parts a question from its answer."""
+    original_metric: str | None = None
+    """The reading of the benchmark's own scorer, where the headline is another one (--origin-postprocess)."""
+    variants: Mapping[Variant, Benchmark] = field(default_factory=dict)
+    language: str | None = None
+    """That of its prompts, "en" or "zh"; None: each subject has its own."""
+    in_language: Mapping[str, Benchmark] = field(default_factory=dict)
+    """The same questions with prompts in other languages."""
+    with_instruction: Callable[[str], Benchmark] | None = None
+    """The benchmark with a text of the user's before each question (--instruction-template)."""
+    fit: Callable[[tuple[Subject, ...], Callable[[str], Sequence[int]], int], tuple[Subject, ...]] | None = None
+    """For documents that depend on the model: (what `load` gave, text -> token ids, the model's positions) -> subjects."""
+    executes_code: bool = False
+    """Whether judging runs programs that the model has written: the user has to allow it."""
 
     def __post_init__(self) -> None:
         assert self.headline in self.answer.metrics, (self.name, self.headline)
+        assert self.original_metric is None or self.original_metric in self.answer.metrics, self.name
 
     def answer_of(self, subject: Subject) -> Choose | Write:
         """How a subject's questions are answered."""
@@ -108,7 +134,7 @@ def context(benchmark: Benchmark, subject: Subject, document: Document, num_fews
     """The whole prompt: description, examples with their answers, question.
 
     Examples are the first of the subject's, so that all prompts of a subject share their beginning. Joined as lm-eval
-    does: a blank before an answer, an empty line after it.
+    does: the delimiter before an answer, an empty line after it.
 
     Raises:
         UserError: the subject has fewer examples than are asked for.
@@ -122,7 +148,8 @@ def context(benchmark: Benchmark, subject: Subject, document: Document, num_fews
             f"{benchmark.name}, {subject.name}: {wanted} examples are asked for a prompt, its files hold {len(shots)}. "
             "Complete the file with the examples."
         )
-    examples = [f"{benchmark.prompt(shot.fields)} {benchmark.target(shot.fields)}\n\n" for shot in shots]
+    shown = benchmark.shown or benchmark.target
+    examples = [f"{benchmark.prompt(shot.fields)}{benchmark.delimiter}{shown(shot.fields)}\n\n" for shot in shots]
     return "".join([subject.description, *examples, benchmark.prompt(document.fields)])
 
 
@@ -134,5 +161,5 @@ def request(
     answer = benchmark.answer_of(subject)
     if isinstance(answer, Choose):
         choices = answer.choices(document.fields)
-        return LogLikelihood(context=text, continuations=tuple(f" {choice}" for choice in choices))
+        return LogLikelihood(context=text, continuations=tuple(f"{benchmark.delimiter}{choice}" for choice in choices))
     return Generate(prompt=text, stop=answer.stop, max_new_tokens=answer.max_new_tokens)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Subject, request
-from mindspeed_llm.tasks.evaluation.requests import Generate, LogLikelihood, Model
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Subject, Write
+from mindspeed_llm.tasks.evaluation.requests import Answer
 from mindspeed_llm.tasks.evaluation.scores import Score, score, total_score
 
 
@@ -20,6 +20,7 @@ class SampleResult:
     prompt: str
     raw: str | tuple[float, ...]
     """The written text, or the log-likelihood of each choice."""
+    choices: tuple[str, ...] = ()
     extracted: dict[str, str]
     """By metric: the answer that was read, or the choice that won."""
     gold: str
@@ -27,6 +28,8 @@ class SampleResult:
     """By metric."""
     is_tie: bool = False
     """All choices were equally likely: the model says nothing, the first choice won."""
+    cut_tokens: int = 0
+    """So many tokens of the prompt's beginning did not fit into the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,71 +49,88 @@ def _best(values: Sequence[float]) -> int:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def _judge_choice(benchmark: Benchmark, answer: Choose, document: Document, prompt: str, raw: Sequence[float]):
-    choices, gold = answer.choices(document.fields), answer.gold(document.fields)
-    values = tuple(float(value) for value in raw)
-    if len(values) != len(choices) or any(math.isnan(value) for value in values):
+def _judge_choice(
+    benchmark: Benchmark, choose: Choose, document: Document, prompt: str, answer: Answer
+) -> SampleResult:
+    choices, gold = choose.choices(document.fields), choose.gold(document.fields)
+    values = answer.raw
+    if isinstance(values, str) or len(values) != len(choices) or any(math.isnan(value) for value in values):
         raise ValueError(
-            f"{benchmark.name}, {document.place}: the model gave {values} for {len(choices)} choices, "
+            f"{benchmark.name}, {document.place}: the model gave {values!r} for {len(choices)} choices, "
             "expected one log-likelihood for each"
         )
     ranked = {
         "acc": values,
         "acc_norm": tuple(value / max(len(choice), 1) for value, choice in zip(values, choices, strict=True)),
     }
-    best = {metric: _best(ranked[metric]) for metric in answer.metrics}
+    best = {metric: _best(ranked[metric]) for metric in choose.metrics}
     return SampleResult(
         subject=document.subject,
         index=document.index,
         prompt=prompt,
         raw=values,
+        choices=choices,
         extracted={metric: choices[position] for metric, position in best.items()},
         gold=" | ".join(choices[position] for position in gold),
         correct={metric: position in gold for metric, position in best.items()},
         is_tie=len(set(values)) == 1,
+        cut_tokens=answer.cut_tokens,
     )
 
 
-def judge(
-    benchmark: Benchmark,
-    subject: Subject,
-    document: Document,
-    asked: LogLikelihood | Generate,
-    raw: str | Sequence[float],
-) -> SampleResult:
+def _judge_text(benchmark: Benchmark, write: Write, document: Document, prompt: str, answer: Answer) -> SampleResult:
+    text = answer.raw
+    if not isinstance(text, str):
+        raise ValueError(f"{benchmark.name}, {document.place}: the model gave {text!r}, expected text")
+    target = benchmark.target(document.fields)
+    extracted = {reading.name: reading.extract(text) for reading in write.readings}
+    return SampleResult(
+        subject=document.subject,
+        index=document.index,
+        prompt=prompt,
+        raw=text,
+        extracted=extracted,
+        gold=target,
+        correct={
+            reading.name: reading.judge(extracted[reading.name], document.fields)
+            if reading.judge is not None
+            else reading.matches(extracted[reading.name], target)
+            for reading in write.readings
+        },
+        cut_tokens=answer.cut_tokens,
+    )
+
+
+def judge(benchmark: Benchmark, subject: Subject, document: Document, prompt: str, answer: Answer) -> SampleResult:
     """The verdict on one answer.
+
+    Args:
+        prompt: what the model was shown, for people.
 
     Raises:
         ValueError: the model's answer is not of the kind asked for, or a log-likelihood is not a number.
     """
-    answer = benchmark.answer_of(subject)
-    if isinstance(answer, Choose):
-        assert isinstance(asked, LogLikelihood)
-        return _judge_choice(benchmark, answer, document, asked.context, raw)
-    assert isinstance(asked, Generate)
-    if not isinstance(raw, str):
-        raise ValueError(f"{benchmark.name}, {document.place}: the model gave a {type(raw).__name__}, expected text")
-    target = benchmark.target(document.fields)
-    extracted = {reading.name: reading.extract(raw) for reading in answer.readings}
-    return SampleResult(
-        subject=document.subject,
-        index=document.index,
-        prompt=asked.prompt,
-        raw=raw,
-        extracted=extracted,
-        gold=target,
-        correct={reading.name: reading.matches(extracted[reading.name], target) for reading in answer.readings},
-    )
+    way = benchmark.answer_of(subject)
+    if isinstance(way, Choose):
+        return _judge_choice(benchmark, way, document, prompt, answer)
+    return _judge_text(benchmark, way, document, prompt, answer)
 
 
 def _warnings(benchmark: Benchmark, samples: Sequence[SampleResult]) -> tuple[str, ...]:
     ties = sum(sample.is_tie for sample in samples)
-    if not ties:
-        return ()
-    return (
-        f"{benchmark.name}: in {ties} of {len(samples)} samples all choices were equally likely, the first was taken. "
-        "That part of the score says nothing about the model; look at its log-likelihoods.",
-    )
+    cut = sum(sample.cut_tokens > 0 for sample in samples)
+    found = []
+    if ties:
+        found.append(
+            f"{benchmark.name}: in {ties} of {len(samples)} samples all choices were equally likely, the first was "
+            "taken. That part of the score says nothing about the model; look at its log-likelihoods."
+        )
+    if cut:
+        found.append(
+            f"{benchmark.name}: {cut} of {len(samples)} prompts were longer than the model's context; their beginnings "
+            "were cut. Fewer examples (--num-fewshot) make them shorter."
+        )
+    return tuple(found)
 
 
 def summarise(benchmark: Benchmark, samples: Sequence[SampleResult]) -> BenchmarkResult:
@@ -136,37 +156,3 @@ def summarise(benchmark: Benchmark, samples: Sequence[SampleResult]) -> Benchmar
         samples=ordered,
         warnings=_warnings(benchmark, ordered),
     )
-
-
-def evaluate(
-    benchmark: Benchmark,
-    subjects: Sequence[Subject],
-    model: Model,
-    *,
-    limit: int | None = None,
-    num_fewshot: int | None = None,
-) -> BenchmarkResult:
-    """Ask a model everything and score it, in one process.
-
-    Args:
-        benchmark: the declaration.
-        subjects: what its `load` gave.
-        model: answers the requests.
-        limit: the most documents of each subject, from the first; None: all.
-        num_fewshot: examples in a prompt; None: as declared.
-
-    Raises:
-        UserError: a subject has fewer examples than a prompt needs.
-        ValueError: the model's answers are not of the kind asked for.
-    """
-    documents = [(subject, document) for subject in subjects for document in subject.documents[:limit]]
-    asked = [request(benchmark, subject, document, num_fewshot) for subject, document in documents]
-    likelihoods = iter(model.loglikelihood([question for question in asked if isinstance(question, LogLikelihood)]))
-    texts = iter(model.generate([question for question in asked if isinstance(question, Generate)]))
-    samples = [
-        judge(
-            benchmark, subject, document, question, next(likelihoods if isinstance(question, LogLikelihood) else texts)
-        )
-        for (subject, document), question in zip(documents, asked, strict=True)
-    ]
-    return summarise(benchmark, samples)

@@ -6,7 +6,17 @@ import difflib
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark
-from mindspeed_llm.tasks.evaluation.benchmarks import agieval, bbh, boolq, ceval, cmmlu, gsm8k, hellaswag, mmlu
+from mindspeed_llm.tasks.evaluation.benchmarks import (
+    agieval,
+    bbh,
+    boolq,
+    ceval,
+    cmmlu,
+    gsm8k,
+    hellaswag,
+    human_eval,
+    mmlu,
+)
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
@@ -18,6 +28,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         cmmlu.BENCHMARK,
         gsm8k.BENCHMARK,
         hellaswag.BENCHMARK,
+        human_eval.BENCHMARK,
         mmlu.MMLU,
         mmlu.MMLU_PPL,
     )

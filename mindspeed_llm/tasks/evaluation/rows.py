@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 
+_GZIP = b"\x1f\x8b"
+_ADVICE_FOR_FILES = "Take the file from the benchmark's own distribution again."
 _ADVICE = "Mend the row, or take the file from the benchmark's own distribution again."
 
 
@@ -58,9 +62,16 @@ class Row:
 
 
 def read_text(path: Path) -> str:
-    """A file of UTF-8. Raises UserError: it is not that, or cannot be read."""
+    """A file of UTF-8, packed with gzip or not. Raises UserError: it is not that, or cannot be read."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        content = path.read_bytes()
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig")
+        # As Python reads text files.
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be unpacked ({error}). {_ADVICE_FOR_FILES}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
     except OSError as error:

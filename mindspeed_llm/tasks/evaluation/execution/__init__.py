@@ -1,0 +1,1 @@
+"""Running programs that a model has written, held off from the machine."""
