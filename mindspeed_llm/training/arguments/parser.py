@@ -6,18 +6,37 @@ import argparse
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.flag import Flag, Group
-from mindspeed_llm.training.arguments.no_effect import NO_EFFECT
+from mindspeed_llm.training.arguments.no_effect import NO_EFFECT, Inert
 from mindspeed_llm.training.arguments.not_yet import NOT_YET, NOT_YET_VALUES
 from mindspeed_llm.training.arguments.renamed import ALIASES, DEPRECATED, ELSEWHERE
 from mindspeed_llm.training.arguments.tables import OF_FEATURES, TRAINING
 
 _WIDTH = 112
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surface:
+    """The flags of a command, and what it says to others; by default those of training."""
+
+    groups: tuple[Group, ...] = TRAINING
+    of_features: tuple[Group, ...] = OF_FEATURES
+    """Flags that a feature may register in place of the row here."""
+    unlisted: frozenset[str] = frozenset()
+    """Flags that are read, and that `--help` leaves out."""
+    no_effect: Mapping[str, Inert] = field(default_factory=lambda: NO_EFFECT)
+    not_yet: Mapping[str, str] = field(default_factory=lambda: NOT_YET)
+    deprecated: Mapping[str, str] = field(default_factory=lambda: DEPRECATED)
+    elsewhere: Mapping[str, str] = field(default_factory=lambda: ELSEWHERE)
+
+
+_TRAINING = Surface()
 
 
 class HasFlags(Protocol):
@@ -52,7 +71,12 @@ class _Names:
 
 
 def parse(
-    argv: Sequence[str], features: Sequence[HasFlags] = (), *, program: str = "pretrain_gpt.py", description: str = ""
+    argv: Sequence[str],
+    features: Sequence[HasFlags] = (),
+    *,
+    program: str = "pretrain_gpt.py",
+    description: str = "",
+    surface: Surface = _TRAINING,
 ) -> argparse.Namespace:
     """The arguments that a command line says, by Megatron's names, before any check that looks at several of them.
 
@@ -63,27 +87,29 @@ def parse(
         UserError: an unknown flag (names the nearest), one that is refused, a value of the wrong kind.
         SystemExit: `--help`.
     """
-    parser = make_parser(features, program=program, description=description)
+    parser = make_parser(features, program=program, description=description, surface=surface)
     if "--help" in argv or "-h" in argv:
         if os.environ.get("RANK", "0") == "0":
             print(parser.format_help())
         raise SystemExit(0)
     actions = {name: action for action in parser._actions for name in action.option_strings}
-    words, notices = _renamed(argv)
-    flags = _check_words(words, actions)
+    words, notices = _renamed(argv, surface)
+    flags = _check_words(words, actions, surface)
     found, others = parser.parse_known_args(words)
     if others:
         raise _stray(others[0], words, actions)
-    values = vars(found)
-    for flag in NO_EFFECT:
+    values, inert = vars(found), surface.no_effect
+    for flag in inert:
         values.pop(_dest(flag), None)
-    given = sorted({actions[flag].dest for flag in flags if flag not in NO_EFFECT})
-    notices += [f"{flag} has no effect: {NO_EFFECT[flag].reason}" for flag in dict.fromkeys(flags) if flag in NO_EFFECT]
+    given = sorted({actions[flag].dest for flag in flags if flag not in inert})
+    notices += [f"{flag} has no effect: {inert[flag].reason}" for flag in dict.fromkeys(flags) if flag in inert]
     plain = {name: tuple(item) if isinstance(item, list) else item for name, item in values.items()}
     return argparse.Namespace(**plain, given=tuple(given), notices=tuple(notices))
 
 
-def make_parser(features: Sequence[HasFlags] = (), *, program: str, description: str = "") -> argparse.ArgumentParser:
+def make_parser(
+    features: Sequence[HasFlags] = (), *, program: str, description: str = "", surface: Surface = _TRAINING
+) -> argparse.ArgumentParser:
     """A parser of all flags: those of the tables, those of features, and those without effect."""
     parser = _Parser(
         prog=program,
@@ -96,15 +122,18 @@ def make_parser(features: Sequence[HasFlags] = (), *, program: str, description:
     registered = _Names()
     for feature in features:
         feature.register_arguments(registered)
-    for group in TRAINING:
+    for group in surface.groups:
         _add_group(parser, group.title, group.flags)
-    for group in OF_FEATURES:
+    for group in surface.of_features:
         _add_group(parser, group.title, [flag for flag in group.flags if flag.name not in registered.found])
     for feature in features:
         feature.register_arguments(parser.add_argument_group(feature.name, feature.description))
     silent = parser.add_argument_group("No effect here")
-    for name, inert in NO_EFFECT.items():
+    for name, inert in surface.no_effect.items():
         silent.add_argument(name, dest=_dest(name), help=_escaped(f"{inert.reason}."), **inert.parsing)
+    for action in parser._actions:
+        if not surface.unlisted.isdisjoint(action.option_strings):
+            action.help = argparse.SUPPRESS
     return parser
 
 
@@ -136,28 +165,29 @@ def _dest(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-def _renamed(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _renamed(argv: Sequence[str], surface: Surface) -> tuple[list[str], list[str]]:
     """The words with the names of today, and a line for each old name."""
     words, notices = [], []
     for word in argv:
         flag, equals, value = word.partition("=")
-        if flag in DEPRECATED:
-            notices.append(f"{flag} is the old name of {DEPRECATED[flag]}; it will go")
-        words.append(DEPRECATED.get(flag, ALIASES.get(flag, flag)) + equals + value)
+        if flag in surface.deprecated:
+            notices.append(f"{flag} is the old name of {surface.deprecated[flag]}; it will go")
+        words.append(surface.deprecated.get(flag, ALIASES.get(flag, flag)) + equals + value)
     return words, list(dict.fromkeys(notices))
 
 
-def _check_words(words: Sequence[str], actions: dict[str, argparse.Action]) -> list[str]:
+def _check_words(words: Sequence[str], actions: dict[str, argparse.Action], surface: Surface) -> list[str]:
     """The flags among the words. Refuses those that are unknown or not available, before values are looked at."""
     flags = []
     for number, word in enumerate(words):
         if not re.match("--?[a-zA-Z]", word):
             continue
         flag, equals, value = word.partition("=")
-        if flag in NOT_YET:
-            raise UserError(f"{flag} is not available: {NOT_YET[flag]}")
+        if flag in surface.not_yet:
+            raise UserError(f"{flag} is not available: {surface.not_yet[flag]}")
         if flag not in actions:
-            raise UserError(f"unknown flag {flag}; did you mean {_nearest(flag, actions)}? --help shows all flags")
+            nearest = _nearest(flag, actions, surface.elsewhere)
+            raise UserError(f"unknown flag {flag}; did you mean {nearest}? --help shows all flags")
         if not equals:
             value = words[number + 1] if number + 1 < len(words) else ""
         if (flag, value) in NOT_YET_VALUES:
@@ -180,13 +210,13 @@ def _stray(word: str, words: Sequence[str], actions: dict[str, argparse.Action])
     return UserError(f"{word!r} belongs to no flag; a value with spaces must stand in quotes. --help shows all flags")
 
 
-def _nearest(flag: str, actions: dict[str, argparse.Action]) -> str:
+def _nearest(flag: str, actions: dict[str, argparse.Action], elsewhere: Mapping[str, str]) -> str:
     # As the fields of the FSDP2 backend are written: --training.lr.
     wanted = "--" + flag.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
     if wanted in actions:
         return wanted
-    if wanted in ELSEWHERE:
-        return ELSEWHERE[wanted]
+    if wanted in elsewhere:
+        return elsewhere[wanted]
     close = difflib.get_close_matches(wanted, actions, n=1, cutoff=0.75)
     # Of a long name often only a part is remembered.
     close = close or [name for name in actions if wanted.strip("-") in name][:1]

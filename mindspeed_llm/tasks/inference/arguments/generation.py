@@ -1,0 +1,102 @@
+"""What inference.py is asked to do, and how answers are found."""
+
+from mindspeed_llm.flag import Group, amount, count, fraction, number, one_of, positive, several, switch, value
+
+TASKS = ("greedy", "do_sample", "beam_search", "beam_search_with_sampling", "chat")
+
+_MAIN = "tasks.inference.main"
+_FILE = "tasks.inference.prompt_file"
+_CHAT = "tasks.inference.chat"
+_SETTINGS = "tasks.inference.settings"
+
+WHAT = Group(
+    title="What to do",
+    flags=(
+        several(
+            "--task",
+            one_of(TASKS),
+            None,
+            f"how to answer, one after the other: {', '.join(TASKS)}; by default all but chat, with --prompt-file "
+            "greedy.",
+            f"{_MAIN} tasks.inference.arguments.checks",
+            metavar="TASK",
+        ),
+        several("--prompt", str, None, "texts to continue or to answer; by default 'how are you?'.", _MAIN),
+        value(
+            "--prompt-file",
+            str,
+            None,
+            "a jsonl file of prompts: each line an object with the field prompt (text) or messages (a conversation).",
+            _FILE,
+            metavar="FILE",
+        ),
+        value(
+            "--output-file",
+            str,
+            None,
+            "with --prompt-file: the answers in its order, a line for each: prompt, text, token_ids, logprobs, "
+            "finish_reason.",
+            _FILE,
+            metavar="FILE",
+        ),
+        value("--history-turns", count, 3, "chat: turns that the model is shown besides the question.", _CHAT),
+    ),
+)
+
+GENERATION = Group(
+    title="Answers",
+    flags=(
+        value("--max-new-tokens", positive, 128, "tokens of an answer, at most.", _SETTINGS),
+        value(
+            "--max-length",
+            positive,
+            None,
+            "tokens of a prompt and its answer together, at most; without --max-new-tokens it alone limits answers.",
+            _SETTINGS,
+        ),
+        several("--stop", str, (), "texts that end an answer, besides the stop words of the template.", _SETTINGS),
+        value(
+            "--repetition-penalty",
+            amount,
+            1.0,
+            "above 1: tokens that the text has become less likely.",
+            _SETTINGS,
+        ),
+        value("--temperature", amount, 0.7, "sampling: logits are divided by it; above 0.", _SETTINGS),
+        value("--top-k", count, 50, "sampling: draw one of so many most likely tokens; 0: of all.", _SETTINGS),
+        value(
+            "--top-p",
+            fraction,
+            0.95,
+            "sampling: draw one of the most likely tokens whose probabilities reach this sum.",
+            _SETTINGS,
+        ),
+        value("--num-beams", positive, 2, "beam search: answers that are followed at once.", _MAIN),
+        value(
+            "--length-penalty",
+            number,
+            1.0,
+            "beam search: the sum of an answer's log-probabilities is divided by its length to this power.",
+            _MAIN,
+        ),
+        value(
+            "--batch-size", positive, 8, "texts that are worked on at once (--prompt-file, --serve).", "tasks.inference"
+        ),
+    ),
+)
+
+SERVING = Group(
+    title="Serving",
+    flags=(
+        switch(
+            "--serve",
+            "answer requests of OpenAI's interface: /v1/models, /v1/completions, /v1/chat/completions.",
+            _MAIN,
+        ),
+        value(
+            "--host", str, "127.0.0.1", "address to listen on; others than loopback need --api-key.", "tasks.inference"
+        ),
+        value("--port", positive, 8000, "port to listen on.", "tasks.inference"),
+        value("--api-key", str, None, "key that clients must send.", "tasks.inference", metavar="KEY"),
+    ),
+)
