@@ -138,7 +138,7 @@ class KeyValueCache(TransformersCache):
         """The rows of the coming forward pass."""
         self._plan = plan
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):  # noqa: ANN201
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         """Keep the new keys and values, [R, H, W, D], of a layer; returns those that the rows see, [R, H, seen, D]."""
         plan = self._plan
         keys, values = self._keys[layer_idx], self._values[layer_idx]
@@ -200,7 +200,7 @@ class _Recorder(TransformersCache):
         super().__init__(layers=[])
         self.seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):  # noqa: ANN201
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any):
         self.seen.setdefault(layer_idx, []).append((key_states, value_states))
         return key_states, value_states
 
