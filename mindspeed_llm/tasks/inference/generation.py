@@ -52,6 +52,7 @@ class Completion:
     """Decoded, special tokens left out, cut where a stop string begins."""
     logprobs: tuple[float, ...]
     """Natural logarithm of the probability of each token under the model's own logits (no temperature, no filter)."""
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
+    """None while the answer is not finished."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     """Per token: (token, logprob) of the alternatives, most probable first."""
