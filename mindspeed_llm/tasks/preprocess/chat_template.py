@@ -48,7 +48,8 @@ class ChatTemplateRenderer:
 
     `enable_thinking` reaches the template; False also takes the thoughts out of replies, where the template knows the
     variable. `last_only` asks for the mask of the last reply alone (mask_history), which nearly every template can
-    give. Where the template writes nothing but white space behind replies, `efficient_eos_id` is the tokenizer's eos: a
+    give. `only_prompts` says that no reply will be learnt from, so that nothing is said about learning. Where the
+    template writes nothing but white space behind replies, `efficient_eos_id` is the tokenizer's eos: a
     model that is never shown an end would not stop.
     """
 
@@ -62,6 +63,7 @@ class ChatTemplateRenderer:
         enable_thinking: bool | None = None,
         default_system: str | None = None,
         last_only: bool = False,
+        only_prompts: bool = False,
     ) -> None:
         self._tokenizer, self._default_system, self._last_only = (
             as_tokenizer(tokenizer),
@@ -73,6 +75,8 @@ class ChatTemplateRenderer:
         self._traits_of: dict[str, _Traits] = {}
         traits = self._traits(None)
         self.efficient_eos_id: int | None = self._tokenizer.eos_token_id if traits.closes_by_label else None
+        if only_prompts:
+            return
         if traits.closes_by_label and self.efficient_eos_id is None:
             warn_once(
                 "the tokenizer's chat template writes no end mark behind replies, and the tokenizer has no eos token: "

@@ -96,7 +96,7 @@ SERVING = Group(
         value(
             "--host", str, "127.0.0.1", "address to listen on; others than loopback need --api-key.", "tasks.inference"
         ),
-        value("--port", positive, 8000, "port to listen on.", "tasks.inference"),
+        value("--port", count, 8000, "port to listen on; 0: one that is free.", "tasks.inference"),
         value("--api-key", str, None, "key that clients must send.", "tasks.inference", metavar="KEY"),
     ),
 )

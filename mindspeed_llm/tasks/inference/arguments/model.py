@@ -22,7 +22,7 @@ MODEL = Group(
             "--backend",
             str,
             "auto",
-            "what computes: hf, the model of transformers; megatron, with --tensor-model-parallel-size and so on; auto: "
+            "what computes: hf, the model of transformers; megatron, with --tensor-model-parallel-size etc.; auto: "
             "megatron for its checkpoints and with --use-mcore-models, else hf.",
             _SOURCE,
             choices=("auto", "hf", "megatron"),
@@ -52,8 +52,8 @@ MODEL = Group(
             "--dtype",
             str,
             "auto",
-            "of weights and computation; auto: what --bf16 or --fp16 say, else hf: as config.json has it, megatron: "
-            "fp32.",
+            "of weights and computation; auto: what --bf16 or --fp16 say, else fp32, except with hf on an "
+            "accelerator: as config.json has it.",
             "tasks.inference.arguments.checks",
             choices=("auto", "fp32", "bf16", "fp16"),
         ),

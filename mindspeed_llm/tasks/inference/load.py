@@ -1,0 +1,162 @@
+"""From flags to a model that can be asked, whatever kind it is of."""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference import stopping
+from mindspeed_llm.tasks.inference.causal_lm import CausalLM
+from mindspeed_llm.tasks.inference.source import ModelSource, find_source
+from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer, TokenizerOptions, load_tokenizer
+
+if TYPE_CHECKING:
+    from mindspeed_llm.tasks.inference.backend import Backend
+
+_LOG = logging.getLogger("mindspeed_llm")
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.distcp", "*/*.pt")
+_TOKENIZER_FLAGS = ("tokenizer_type", "tokenizer_name_or_path", "tokenizer_model", "vocab_file", "merge_file")
+
+
+def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> CausalLM:
+    """The model that the flags name, on the ranks of this job (a collective); a line of the log says what it is.
+
+    Args:
+        args: of `arguments.inference` or `tasks.evaluation.arguments`.
+        source: what `find_source` has found, where that was asked before.
+
+    Raises:
+        UserError: what --load names cannot be loaded, has no tokenizer, or contradicts the flags.
+    """
+    source = source or find_source(args, _world_size())
+    backend, tokenizer, folder, facts = (_load_hf if source.backend == "hf" else _load_megatron)(args, source)
+    if len(tokenizer) > backend.vocab_size and _largest_id(tokenizer) >= backend.vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {backend.vocab_size}; name the tokenizer of this "
+            "model with --tokenizer-name-or-path"
+        )
+    description = f"{source.description}; {', '.join(facts)}"
+    _LOG.info("loaded %s", description)
+    return CausalLM(
+        backend,
+        tokenizer,
+        stop_ids=stopping.stop_ids(tokenizer, others=stopping.of_generation_config(folder)),
+        batch_size=_batch_size(args),
+        description=description,
+        fingerprint=_fingerprint(_weight_files(source)),
+    )
+
+
+def _load_hf(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, Path | None, list[str]]:
+    from mindspeed_llm.platform import distributed
+    from mindspeed_llm.tasks.inference.adapters.hf_load import load_hf
+
+    backend, folder = load_hf(
+        source.path,
+        source.kind,
+        dtype=args.dtype,
+        base_model=None if args.base_model is None else Path(args.base_model),
+        shard=args.shard_weights,
+        trust_remote_code=args.trust_remote_code,
+    )
+    tokenizer = _named_tokenizer(args) or load_tokenizer(
+        TokenizerOptions(
+            name_or_path=str(folder),
+            use_fast=not args.tokenizer_not_use_fast,
+            trust_remote_code=args.trust_remote_code,
+        )
+    )
+    model = backend.model
+    spread = f"{backend.replicas} copies" if backend.replicas > 1 else "1 copy"
+    ranks = distributed.world_size()
+    facts = [
+        type(model).__name__,
+        f"{model.num_parameters():,} parameters",
+        str(next(iter(model.parameters())).dtype).removeprefix("torch."),
+        f"{spread} on {ranks} {backend.device.type} rank{'s' if ranks > 1 else ''}"
+        + (", sharded" * args.shard_weights),
+    ]
+    return backend, tokenizer, folder, facts
+
+
+def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, Path | None, list[str]]:
+    if source.kind == "hf" and args.num_layers is None and args.model_from_hf is None:
+        args.model_from_hf = args.load
+    if args.model_from_hf is not None:
+        from mindspeed_llm.training.arguments.model_from_hf import apply_model_from_hf
+
+        text = apply_model_from_hf(args)
+        _LOG.info("%s", text)
+    tokenizer = _named_tokenizer(args)
+    if tokenizer is None:
+        raise UserError(
+            f"--load {source.path} brings no tokenizer; name it with "
+            "--tokenizer-name-or-path (--tokenizer-type says its kind)"
+        )
+    if args.vocab_size is None and args.padded_vocab_size is None:
+        args.vocab_size = len(tokenizer)
+    from mindspeed_llm.tasks.inference.adapters.megatron_load import load_megatron
+
+    backend = load_megatron(args)
+    name = args.tokenizer_name_or_path
+    folder = Path(name) if name is not None and Path(name).is_dir() else None
+    sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.expert_model_parallel_size)
+    facts = [
+        f"{args.num_layers} layers",
+        args.dtype if args.dtype != "auto" else "fp32",
+        "TP {} x PP {} x EP {}".format(*sizes),
+        _spread(backend, _world_size()),
+    ]
+    return backend, tokenizer, folder, facts
+
+
+def _spread(backend: Backend, ranks: int) -> str:
+    copies = "1 copy" if backend.replicas == 1 else f"{backend.replicas} copies"
+    return f"{copies} on {ranks} {backend.device.type} rank{'s' if ranks > 1 else ''}"
+
+
+def _named_tokenizer(args: Namespace) -> Tokenizer | None:
+    """The tokenizer that flags name; None where they name none."""
+    if not any(getattr(args, name) for name in _TOKENIZER_FLAGS):
+        return None
+    return load_tokenizer(
+        TokenizerOptions(
+            kind=args.tokenizer_type or TokenizerOptions.kind,
+            name_or_path=args.tokenizer_name_or_path,
+            model=args.tokenizer_model,
+            vocab_file=args.vocab_file,
+            merge_file=args.merge_file,
+            use_fast=not args.tokenizer_not_use_fast,
+            trust_remote_code=args.trust_remote_code,
+        )
+    )
+
+
+def _largest_id(tokenizer: Tokenizer) -> int:
+    return max(tokenizer.get_vocab().values(), default=0)
+
+
+def _batch_size(args: Namespace) -> int:
+    """inference.py and evaluation.py each have a flag for it."""
+    return args.batch_size if hasattr(args, "batch_size") else args.evaluation_batch_size
+
+
+def _weight_files(source: ModelSource) -> list[Path]:
+    return sorted({file for pattern in _WEIGHT_FILES for file in source.path.glob(pattern) if file.is_file()})
+
+
+def _fingerprint(files: Iterable[Path]) -> str | None:
+    """What tells the weights from others of the same shapes; None where no file has any."""
+    from mindspeed_llm.fsdp2.config.weight_layout import fingerprint
+
+    found = list(files)
+    return fingerprint(found) if found else None
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
