@@ -86,10 +86,27 @@ def _run_row(row: Row, rank: int) -> Any:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        if "torch.distributed.tensor" in sys.modules:
+            _forget_meshes()
         if "megatron.core" in sys.modules:
             _let_models_go()
         os.environ.clear()
         os.environ.update(before)
+
+
+def _forget_meshes() -> None:
+    """torch remembers the layout of DTensors by their mesh, and to it meshes of the same ranks are one. What it
+    remembers holds the names of the groups of the mesh that it saw first, and names are counted anew in each row: a row
+    would find another one's groups, and hang where they are not its own.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache.cache_clear()  # type: ignore[attr-defined]
+    propagator._propagate_tensor_meta_cached.cache_clear()
+    if hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache"):  # since torch 2.10
+        torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def _let_models_go() -> None:

@@ -7,6 +7,8 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def world_facts() -> dict[str, int]:
@@ -33,3 +35,16 @@ def die_on(rank: int) -> None:
     """End the process of one rank without a word."""
     if dist.get_rank() == rank:
         os._exit(3)
+
+
+def gathered(groups_before: int) -> list[float]:
+    """The numbers 0 to 3, cut over the second axis of a mesh and put together again.
+
+    Args:
+        groups_before: groups that are made before those of the mesh.
+    """
+    for _ in range(groups_before):
+        dist.new_group()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+    cut = distribute_tensor(torch.arange(4.0), mesh["shards"], [Shard(0)])
+    return cut.detach().full_tensor().tolist()

@@ -15,6 +15,13 @@ def test_rows_see_a_world_of_exactly_their_ranks(rank_pool: RankPool) -> None:
         assert facts == [{"rank": r, "world": ranks, "sum": ranks * (ranks + 1) // 2} for r in range(ranks)]
 
 
+def test_rows_find_their_own_groups(rank_pool: RankPool) -> None:
+    """Groups have other names in the second row, and those of the first row are names of other groups there."""
+    for groups_before in (0, 1):
+        rows = rank_pool.run(f"{ROWS}:gathered", ranks=4, timeout=60, groups_before=groups_before)
+        assert rows == [[0, 1, 2, 3]] * 4
+
+
 def test_failures_are_reported_and_the_pool_recovers() -> None:
     pool = RankPool()
     try:
