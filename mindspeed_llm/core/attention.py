@@ -18,6 +18,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from mindspeed_llm.core.config import LlmConfig
+from mindspeed_llm.core.key_value_cache import LayerMemory
 from mindspeed_llm.platform import operators
 
 
@@ -48,6 +49,8 @@ class CoreAttention(MegatronModule):
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, max(1, layer_number))
         self._seen_before = config.window_size[0] if windowed and config.window_size else None
         self._attend = operators.attention if config.flash_attention else self._with_scores
+        self.memory: LayerMemory | None = None
+        """What is known of the tokens before, in generation; see `key_value_cache.remembering`."""
 
     def forward(
         self,
@@ -61,6 +64,8 @@ class CoreAttention(MegatronModule):
     ) -> Tensor:
         """query [S, B, N, D], key and value [S, B, G, D] -> [S, B, N * D]"""
         assert attention_bias is None and packed_seq_params is None, "documents are told by attention_mask"
+        if self.memory is not None:
+            return self._with_memory(self.memory, query, key, value)
         mask = self._visible(query.shape[0], key.shape[0], attention_mask, query.device)
         dropout = self._dropout if self.training else 0.0
         if dropout > 0 and not self.config.sequence_parallel:
@@ -68,6 +73,18 @@ class CoreAttention(MegatronModule):
             with tensor_parallel.get_cuda_rng_tracker().fork():
                 return self._merged(query, key, value, mask, dropout)
         return self._merged(query, key, value, mask, dropout)
+
+    def _with_memory(self, memory: LayerMemory, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values, mask = memory.extended(key, value, self._seen_before)
+        length, batch, heads, width = query.shape
+        q = query.permute(1, 2, 0, 3)
+        if length == 1:
+            # The query heads of a group stand for queries of one head: no kernel has to repeat keys and values.
+            q = q.reshape(batch, key.shape[2], heads // key.shape[2], width)
+        out = self._attend(
+            q, keys, values, mask=mask, is_causal=mask is None and length > 1, scale=self._scale, dropout=0.0
+        )
+        return out.reshape(batch, heads, length, -1).permute(2, 0, 1, 3).flatten(2)
 
     def _merged(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
@@ -94,7 +111,9 @@ class CoreAttention(MegatronModule):
         groups = k.shape[1]
         q = q.reshape(batch, groups, heads // groups, length, -1)
         scores = torch.einsum("bgnsd,bgtd->bgnst", q, k) * scale
-        visible = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device).tril()
+        visible = torch.ones(length, k.shape[2], dtype=torch.bool, device=q.device)
+        if is_causal:
+            visible = visible.tril(k.shape[2] - length)
         if mask is not None:
             visible = visible & mask[:, :, None]
         if self.config.attention_softmax_in_fp32:

@@ -21,7 +21,7 @@ def with_fused_kernel(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         mscale: float = 1.0,
         cp_group: Any = None,
     ) -> Tensor:
-        """t [S, B, N, D], freqs [S, 1, 1, R]: the angles"""
+        """t [S, B, N, D], freqs [S, B or 1, 1, R]: the angles"""
         if cu_seqlens is not None or config.multi_latent_attention or config.rotary_interleaved:
             return original(t, freqs, config, cu_seqlens, mscale, cp_group)
         cos, sin = ((part * mscale).to(t.dtype) for part in (freqs.cos(), freqs.sin()))

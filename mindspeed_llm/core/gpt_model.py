@@ -39,6 +39,21 @@ class LlmGptModel(GPTModel):
         if self.post_process and self.vocab_size > config.vocab_size:
             self.output_layer.register_forward_hook(self._without_padding)
 
+    def hidden_states(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """What the layers of this stage make of tokens [B, S], or of the stage before, see `set_input_tensor`.
+
+        Returns:
+            [S, B, H]; of the last stage after the final norm.
+        """
+        decoder_input, rotary_pos_emb, *_ = self._preprocess(input_ids, position_ids)
+        return self.decoder(hidden_states=decoder_input, attention_mask=None, rotary_pos_emb=rotary_pos_emb)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Of the last stage's hidden states [S, B, H], on all tensor parallel ranks those of all tokens: [S, B, V]."""
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(hidden_states, weight=weight, runtime_gather_output=True)
+        return logits[..., : self.config.vocab_size]
+
     def _without_padding(self, module: nn.Module, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         logits, bias = output
         width = logits.shape[-1]

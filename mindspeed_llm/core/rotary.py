@@ -86,6 +86,9 @@ class ScaledRotaryEmbedding(RotaryEmbedding):
     attention layers.
     """
 
+    positions: torch.Tensor | None = None
+    """[B, S], of the tokens of each row, in generation; None: each row begins with 0."""
+
     def __init__(
         self, kv_channels: int, rotary_percent: float, base: float, scaling: Mapping[str, Any] | None, **options: Any
     ) -> None:
@@ -93,3 +96,12 @@ class ScaledRotaryEmbedding(RotaryEmbedding):
         dim = int(kv_channels * rotary_percent)
         frequencies, self.factor = rotary_frequencies(dim, base, scaling)
         self.inv_freq = frequencies.to(self.inv_freq.device)
+
+    def forward(self, max_seq_len: int, *arguments: Any, **options: Any) -> torch.Tensor:
+        """The angles: [S, 1, 1, R], or [S, B, 1, R] with `positions`."""
+        if self.positions is None:
+            return super().forward(max_seq_len, *arguments, **options)
+        assert not self.rotary_interleaved, "pairs of neighbouring channels are not turned here"
+        self.inv_freq = self.inv_freq.to(self.positions.device)
+        angles = self.positions.t()[:, :, None, None].to(self.inv_freq.dtype) * self.inv_freq
+        return torch.cat((angles, angles), dim=-1)
