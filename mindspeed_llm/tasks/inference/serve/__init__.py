@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint over one model: HTTP in one thread, the model in another."""
