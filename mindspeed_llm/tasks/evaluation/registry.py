@@ -16,6 +16,7 @@ from mindspeed_llm.tasks.evaluation.benchmarks import (
     hellaswag,
     human_eval,
     mmlu,
+    needlebench,
 )
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         human_eval.BENCHMARK,
         mmlu.MMLU,
         mmlu.MMLU_PPL,
+        needlebench.BENCHMARK,
     )
 }
 

@@ -10,6 +10,7 @@ from mindspeed_llm.tasks.evaluation.registry import BENCHMARKS, find
 
 def test_names() -> None:
     plain = ["agieval", "bbh", "boolq", "ceval", "cmmlu", "gsm8k", "hellaswag", "human_eval", "mmlu", "mmlu_ppl"]
+    plain.append("needlebench")
     assert list(BENCHMARKS) == plain
     assert [name for name, benchmark in BENCHMARKS.items() if benchmark.executes_code] == ["human_eval"]
     assert all(find(name).name == name for name in BENCHMARKS)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Fields, Reading, Subject, Write
@@ -43,10 +44,6 @@ def load(path: Path) -> tuple[Subject, ...]:
     """
     file = one_file(path, ("HumanEval*.jsonl", "HumanEval*.jsonl.gz", "*.jsonl", "*.jsonl.gz"))
     return (Subject(name=NAME, documents=documents_of(read_jsonl(file), file, NAME, _fields)),)
-
-
-def _prompt(fields: Fields) -> str:
-    return str(fields["prompt"])
 
 
 def _target(fields: Fields) -> str:
@@ -94,20 +91,20 @@ def _never(answer: str, target: str) -> bool:
     raise AssertionError("programs are judged by running them")
 
 
-BENCHMARK = Benchmark(
-    name=NAME,
-    version="1",
-    load=load,
-    prompt=_prompt,
-    target=_target,
-    answer=Write(
-        stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
-        max_new_tokens=1024,
-        readings=(Reading(name="pass@1", extract=as_it_is, matches=_never, judge=_completes),),
-    ),
-    headline="pass@1",
-    executes_code=True,
-)
+def _benchmark(prompt: Callable[[Fields], str], answer: Write, **ways: Any) -> Benchmark:
+    return Benchmark(
+        name=NAME,
+        version="1",
+        load=load,
+        prompt=prompt,
+        target=_target,
+        answer=answer,
+        headline="pass@1",
+        has_examples=False,
+        with_instruction=instructed,
+        executes_code=True,
+        **ways,
+    )
 
 
 def instructed(template: str = INSTRUCTION) -> Benchmark:
@@ -123,12 +120,22 @@ def instructed(template: str = INSTRUCTION) -> Benchmark:
         raise UserError(
             f"--instruction-template {template!r} has no {PLACE}, expected a text with {PLACE} where the problem goes"
         )
-    return dataclasses.replace(
-        BENCHMARK,
-        prompt=lambda fields: template.replace(PLACE, str(fields["prompt"])),
-        answer=Write(
+    return _benchmark(
+        lambda fields: template.replace(PLACE, str(fields["prompt"])),
+        Write(
             stop=(),
             max_new_tokens=1024,
             readings=(Reading(name="pass@1", extract=block_of_code, matches=_never, judge=_answers),),
         ),
     )
+
+
+BENCHMARK = _benchmark(
+    lambda fields: str(fields["prompt"]),
+    Write(
+        stop=("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+        max_new_tokens=1024,
+        readings=(Reading(name="pass@1", extract=as_it_is, matches=_never, judge=_completes),),
+    ),
+    variants={"alternative-prompt": instructed()},
+)
