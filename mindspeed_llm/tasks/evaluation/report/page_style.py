@@ -29,7 +29,8 @@ svg.chart { width: 100%; height: auto; font: 13px system-ui, sans-serif; }
 button:disabled { opacity: .4; }
 details.sample { border-bottom: 1px solid var(--line); padding: 6px 0; }
 details.sample summary { cursor: pointer; display: flex; gap: 12px; align-items: baseline; }
-.sample .verdict { flex: none; width: 78px; white-space: nowrap; font-weight: 600; } .sample .where { flex: none; width: 240px; }
+.sample .verdict { flex: none; width: 78px; white-space: nowrap; font-weight: 600; }
+.sample .where { flex: none; width: 240px; }
 .sample .short { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .ok { color: var(--right); } .bad { color: var(--wrong); }
 pre { background: var(--soft); border-radius: 6px; padding: 8px 12px; white-space: pre-wrap; overflow-wrap: anywhere;
