@@ -1,0 +1,121 @@
+"""The command `inference.py`: from flags to answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mindspeed_llm.tasks.inference.arguments.inference import inference_arguments
+from mindspeed_llm.tasks.inference.source import find_source
+
+if TYPE_CHECKING:
+    from mindspeed_llm.tasks.inference.causal_lm import CausalLM
+    from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
+
+DEMO_PROMPT = "how are you?"
+_WIDTH = 46
+
+
+def main(argv: list[str]) -> int:
+    """Do what `argv` says; returns the exit code.
+
+    What users can get wrong is checked before a model is loaded: flags, folders, the rows of a file of prompts.
+
+    Raises:
+        UserError: a mistake in the flags, the files, or the model.
+        SystemExit: `--help`.
+    """
+    args = inference_arguments(argv)
+    if args.serve:
+        from mindspeed_llm.tasks.inference.serve.check import check_serve
+
+        check_serve(args)
+    source = find_source(args, _world_size())
+    rows = []
+    if args.prompt_file is not None:
+        from mindspeed_llm.tasks.inference.prompt_file import read_prompts
+
+        rows = read_prompts(args)
+    from mindspeed_llm.observability.log import get_logger, setup_logging
+
+    setup_logging()
+    if _is_rank_zero():
+        for notice in args.notices:
+            get_logger(__name__).warning(notice)
+    from mindspeed_llm.tasks.inference.load import load_causal_lm
+
+    lm = load_causal_lm(args, source)
+    if args.serve:
+        from mindspeed_llm.tasks.inference.serve.main import serve
+
+        code = serve(lm, args)
+    else:
+        code = _answer(args, lm, rows)
+    # Not after an error: ranks agree through the job on who tells it.
+    _close(lm)
+    return code
+
+
+def _answer(args: Namespace, lm: CausalLM, rows: Sequence) -> int:
+    from mindspeed_llm.tasks.inference.prompt_format import prompt_format
+
+    template = prompt_format(args, lm.tokenizer)
+    if args.prompt_file is not None:
+        from mindspeed_llm.tasks.inference.prompt_file import answer_file
+
+        answer_file(args, lm, rows, template)
+        return 0
+    for task in args.task:
+        if task == "chat":
+            from mindspeed_llm.tasks.inference.chat import chat
+
+            return chat(args, lm)
+        _answer_prompts(args, lm, task, args.prompt or (DEMO_PROMPT,), template)
+    return 0
+
+
+def _answer_prompts(
+    args: Namespace, lm: CausalLM, task: str, prompts: Sequence[str], template: PromptFormat | None
+) -> None:
+    """Print what the model answers to texts, under a headline."""
+    from mindspeed_llm.tasks.inference.answering import TITLES, answer
+    from mindspeed_llm.tasks.inference.settings import request_of
+
+    requests = [
+        request_of(
+            args, lm, prompt if template is None else template.question_ids(prompt), task, number=n, template=template
+        )
+        for n, prompt in enumerate(prompts)
+    ]
+    start = time.perf_counter()
+    answers = answer(args, lm, requests, task)
+    elapsed = time.perf_counter() - start
+    if not _is_rank_zero():
+        return
+    lines = [f" {TITLES[task]} ".center(_WIDTH, "=")]
+    for prompt, found in zip(prompts, answers, strict=True):
+        lines += [f"You:\n{prompt}\n", f"MindSpeed-LLM:\n{found.text}", "-" * _WIDTH]
+    lines[-1] = "=" * _WIDTH
+    print("\n".join([*lines, f"Elapsed: {elapsed:.2f}s", ""]), flush=True)
+
+
+def _close(lm: CausalLM) -> None:
+    """Leave the job, where there is one."""
+    from mindspeed_llm.platform import distributed
+
+    close = getattr(lm.backend, "close", None)
+    if close is not None:
+        close()
+    distributed.destroy_process_group()
+
+
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE", "1")
+    return int(text) if text.isdecimal() else 1
+
+
+def _is_rank_zero() -> bool:
+    return os.environ.get("RANK", "0") == "0"
