@@ -169,10 +169,21 @@ class CausalLM:
         batch_size: int | None = None,
         on_done: Callable[[int, Likelihood], None] | None = None,
     ) -> list[Likelihood]:
-        """How probable each continuation is after its context, in their order; see `likelihood.loglikelihood`."""
-        from mindspeed_llm.tasks.inference.likelihood import loglikelihood
+        """How probable each continuation is after its context, in their order; see `pairs.encode_pairs` for where the one
+        ends and the other begins.
 
-        return loglikelihood(self, contexts, continuations, batch_size=batch_size or self.batch_size, on_done=on_done)
+        Args:
+            batch_size: the most texts of one forward pass; None: as many as are useful.
+            on_done: called with the place of a pair and its likelihood as soon as it is known.
+
+        Raises:
+            UserError: a continuation has no token of its own, or more tokens than the model has positions.
+        """
+        from mindspeed_llm.tasks.inference.likelihood import pair_likelihoods
+        from mindspeed_llm.tasks.inference.pairs import encode_pairs
+
+        pairs = encode_pairs(self.tokenizer, contexts, continuations)
+        return pair_likelihoods(self.backend, pairs, batch_size=batch_size, on_done=on_done)
 
     def _special_token(self, text: str) -> int | None:
         """The token that `text` is, where no decoded text has it."""

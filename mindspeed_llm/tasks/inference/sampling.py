@@ -8,7 +8,7 @@ vocabulary, and rows of one batch know nothing of each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.generation import Sampling
 
 _REMOVED = float("-inf")
+_NUCLEUS = 512
+"""Top-p hardly ever leaves more tokens: sorting these is enough then, and sorting a whole vocabulary takes long."""
 
 
 def check(sampling: Sampling) -> None:
@@ -78,72 +80,94 @@ def choose(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     for row, sampler in enumerate(samplers):
         groups.setdefault(sampler.kind, []).append(row)
     for kind, rows in groups.items():
-        scores = processed(logits[rows], kind, [samplers[row].seen() for row in rows] if _is_penalised(kind) else ())
+        seen = [samplers[row].seen() for row in rows] if kind.repetition_penalty != 1.0 else []
         if kind.do_sample:
             numbers = torch.tensor([samplers[row].uniform() for row in rows], dtype=torch.float64)
-            tokens[rows] = drawn(scores, numbers)
+            tokens[rows] = choices(logits[rows], kind, seen).drawn(numbers)
         else:
-            tokens[rows] = scores.argmax(dim=-1)
+            tokens[rows] = penalised(logits[rows], kind.repetition_penalty, seen).argmax(dim=-1)
     return tokens
 
 
-def processed(logits: Tensor, sampling: Sampling, seen: Sequence[Tensor]) -> Tensor:
-    """The scores of rows [R, V] that are all sampled alike, as transformers' logits processors give them: removed
-    tokens have minus infinity.
+@dataclass(frozen=True)
+class Choices:
+    """What may be drawn in each row."""
+
+    scores: Tensor
+    """[R, C]; minus infinity for what may not."""
+    tokens: Tensor | None
+    """The token of each score, ascending in a row; None: the columns themselves."""
+
+    def drawn(self, numbers: Tensor) -> Tensor:
+        """One token of each row, [R], by its number in [0, 1) [R], float64."""
+        # In double precision: a sum over a large vocabulary would move the borders between its last tokens.
+        sums = self.scores.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        # The whole is not exactly 1. Where nothing is added, no number is passed: what was removed is never drawn.
+        numbers = numbers.to(sums.device)[:, None] * sums[:, -1:]
+        places = torch.searchsorted(sums, numbers, right=True)
+        return (places if self.tokens is None else self.tokens.gather(-1, places))[:, 0]
+
+
+def choices(logits: Tensor, sampling: Sampling, seen: Sequence[Tensor] = ()) -> Choices:
+    """What may be drawn in rows [R, V] that are all sampled alike, with the scores that transformers' logits processors
+    give. Of tokens with equal scores at the border of top-p those later in the vocabulary are kept.
 
     Args:
         logits: left as they are.
         seen: the different tokens of each row's text, where there is a repetition penalty.
     """
-    scores = logits
-    if _is_penalised(sampling):
-        scores = scores.clone()
-        for row, tokens in enumerate(seen):
-            tokens = tokens.to(scores.device)
-            found = scores[row, tokens]
-            penalty = sampling.repetition_penalty
-            scores[row, tokens] = torch.where(found < 0, found * penalty, found / penalty)
-    if not sampling.do_sample:
-        return scores
+    scores = penalised(logits, sampling.repetition_penalty, seen)
     if sampling.temperature != 1.0:
         scores = scores / sampling.temperature
-    top_k = min(sampling.top_k, scores.shape[-1])
-    if top_k:
-        scores = scores.masked_fill(scores < scores.topk(top_k)[0][:, -1:], _REMOVED)
-    if 0 < sampling.top_p < 1:
-        scores = _nucleus(scores, sampling.top_p, top_k)
+    size, has_nucleus = scores.shape[-1], 0 < sampling.top_p < 1
+    if sampling.top_k:
+        lowest = scores.topk(min(sampling.top_k, size))[0][:, -1:]
+        removed = scores < lowest
+        # More than k where the last ones are equal.
+        few = _most_probable(scores.masked_fill(removed, _REMOVED), size - int(removed.sum(dim=-1).min()))
+        return _nucleus(few, sampling.top_p) if has_nucleus else few
+    if not has_nucleus:
+        return Choices(scores, None)
+    if size > _NUCLEUS:
+        few = _most_probable(scores, _NUCLEUS)
+        found = _nucleus(
+            few, sampling.top_p, rest=1 - scores.softmax(dim=-1).gather(-1, few.tokens).sum(dim=-1, keepdim=True)
+        )
+        # Of tokens as probable as the last of these few, there may be others, which would have to be looked at.
+        kept = found.scores.masked_fill(found.scores == _REMOVED, -_REMOVED).amin(dim=-1)
+        if (kept > few.scores.amin(dim=-1)).all():
+            return found
+    return _nucleus(Choices(scores, None), sampling.top_p)
+
+
+def penalised(logits: Tensor, penalty: float, seen: Sequence[Tensor]) -> Tensor:
+    """The logits [R, V] after the repetition penalty for the tokens `seen` in each row."""
+    if penalty == 1.0:
+        return logits
+    scores = logits.clone()
+    for row, tokens in enumerate(seen):
+        tokens = tokens.to(scores.device)
+        found = scores[row, tokens]
+        scores[row, tokens] = torch.where(found < 0, found * penalty, found / penalty)
     return scores
 
 
-def drawn(scores: Tensor, numbers: Tensor) -> Tensor:
-    """One token of each row, [R]: drawn from softmax(scores [R, V]) by `numbers` [R] in [0, 1), float64."""
-    # In double precision: sums over a large vocabulary would move the borders between tokens.
-    sums = scores.double().softmax(dim=-1).cumsum(dim=-1)
-    # The whole is not exactly 1. A token of probability 0 ends where the one before it does, and is never the first
-    # beyond a number.
-    numbers = numbers.to(sums.device)[:, None] * sums[:, -1:]
-    return torch.searchsorted(sums, numbers, right=True)[:, 0]
+def _most_probable(scores: Tensor, count: int) -> Choices:
+    """The `count` highest scores of each row, in the order of the vocabulary."""
+    tokens = scores.topk(count)[1].sort(dim=-1)[0]
+    return Choices(scores.gather(-1, tokens), tokens)
 
 
-def _is_penalised(sampling: Sampling) -> bool:
-    return sampling.repetition_penalty != 1.0
+def _nucleus(given: Choices, top_p: float, *, rest: Tensor | None = None) -> Choices:
+    """Choices without the least probable tokens that together have no more than 1 - `top_p`.
 
-
-def _nucleus(scores: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Scores with all but the most probable tokens removed, whose probabilities just reach `top_p`."""
-    if not top_k:
-        return scores.masked_fill(_outside(scores, top_p), _REMOVED)
-    # What top-k has left (more than k tokens where the last are equal) is all that is to be sorted; in the order of the
-    # vocabulary, so that of equal ones the same are removed as if all were sorted.
-    most = int((scores > _REMOVED).sum(dim=-1).max())
-    places = scores.topk(most)[1].sort(dim=-1)[0]
-    few = scores.gather(-1, places)
-    return scores.scatter(-1, places, few.masked_fill(_outside(few, top_p), _REMOVED))
-
-
-def _outside(scores: Tensor, top_p: float) -> Tensor:
-    """Which scores are of the least probable tokens that together have no more than 1 - `top_p`."""
-    ascending, order = scores.sort(dim=-1, stable=True)
-    removed = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+    `rest`: the probability of what is not among the choices, [R, 1], all of it less probable; None: nothing.
+    """
+    ascending, order = given.scores.sort(dim=-1, stable=True)
+    sums = ascending.softmax(dim=-1).cumsum(dim=-1)
+    if rest is not None:
+        sums = rest + (1 - rest) * sums
+    removed = sums <= 1 - top_p
     removed[:, -1] = False
-    return torch.empty_like(removed).scatter_(-1, order, removed)
+    removed = torch.empty_like(removed).scatter_(-1, order, removed)
+    return Choices(given.scores.masked_fill(removed, _REMOVED), given.tokens)
