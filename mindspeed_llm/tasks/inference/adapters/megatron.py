@@ -39,6 +39,7 @@ class MegatronBackend:
         self.vocab_size: int = args.vocab_size
         self.max_length: int = args.max_position_embeddings
         self.device = current_device()
+        self.dtype: torch.dtype = model.config.params_dtype
         self.replica, self.replicas, self.is_first_of_replica = copy.number, copy.count, copy.is_first
         self._model, self._copy, self._on_close = model.eval().requires_grad_(False), copy, on_close
         self._num_layers = len(attention_layers(model))
@@ -128,4 +129,6 @@ class MegatronBackend:
 
     def close(self) -> None:
         """Let go of what this process was given for the model (a collective); the backend is of no use afterwards."""
+        if dist.is_initialized():
+            dist.destroy_process_group(self._copy.group)
         self._on_close()
