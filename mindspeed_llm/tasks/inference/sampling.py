@@ -108,36 +108,37 @@ class Choices:
         return (places if self.tokens is None else self.tokens.gather(-1, places))[:, 0]
 
 
-def choices(logits: Tensor, sampling: Sampling, seen: Sequence[Tensor] = ()) -> Choices:
+def choices(logits: Tensor, sampling: Sampling, seen: Sequence[Tensor] = (), *, keep: int = 1) -> Choices:
     """What may be drawn in rows [R, V] that are all sampled alike, with the scores that transformers' logits processors
     give. Of tokens with equal scores at the border of top-p those later in the vocabulary are kept.
 
     Args:
         logits: left as they are.
         seen: the different tokens of each row's text, where there is a repetition penalty.
+        keep: so many tokens are left by top-k and top-p at least.
     """
     scores = penalised(logits, sampling.repetition_penalty, seen)
     if sampling.temperature != 1.0:
         scores = scores / sampling.temperature
     size, has_nucleus = scores.shape[-1], 0 < sampling.top_p < 1
     if sampling.top_k:
-        lowest = scores.topk(min(sampling.top_k, size))[0][:, -1:]
+        lowest = scores.topk(min(max(sampling.top_k, keep), size))[0][:, -1:]
         removed = scores < lowest
         # More than k where the last ones are equal.
         few = _most_probable(scores.masked_fill(removed, _REMOVED), size - int(removed.sum(dim=-1).min()))
-        return _nucleus(few, sampling.top_p) if has_nucleus else few
+        return _nucleus(few, sampling.top_p, keep) if has_nucleus else few
     if not has_nucleus:
         return Choices(scores, None)
     if size > _NUCLEUS:
         few = _most_probable(scores, _NUCLEUS)
         found = _nucleus(
-            few, sampling.top_p, rest=1 - scores.softmax(dim=-1).gather(-1, few.tokens).sum(dim=-1, keepdim=True)
+            few, sampling.top_p, keep, rest=1 - scores.softmax(dim=-1).gather(-1, few.tokens).sum(dim=-1, keepdim=True)
         )
         # Of tokens as probable as the last of these few, there may be others, which would have to be looked at.
         kept = found.scores.masked_fill(found.scores == _REMOVED, -_REMOVED).amin(dim=-1)
         if (kept > few.scores.amin(dim=-1)).all():
             return found
-    return _nucleus(Choices(scores, None), sampling.top_p)
+    return _nucleus(Choices(scores, None), sampling.top_p, keep)
 
 
 def penalised(logits: Tensor, penalty: float, seen: Sequence[Tensor]) -> Tensor:
@@ -158,8 +159,8 @@ def _most_probable(scores: Tensor, count: int) -> Choices:
     return Choices(scores.gather(-1, tokens), tokens)
 
 
-def _nucleus(given: Choices, top_p: float, *, rest: Tensor | None = None) -> Choices:
-    """Choices without the least probable tokens that together have no more than 1 - `top_p`.
+def _nucleus(given: Choices, top_p: float, keep: int, *, rest: Tensor | None = None) -> Choices:
+    """Choices without the least probable tokens that together have no more than 1 - `top_p`; `keep` are left at least.
 
     `rest`: the probability of what is not among the choices, [R, 1], all of it less probable; None: nothing.
     """
@@ -168,6 +169,6 @@ def _nucleus(given: Choices, top_p: float, *, rest: Tensor | None = None) -> Cho
     if rest is not None:
         sums = rest + (1 - rest) * sums
     removed = sums <= 1 - top_p
-    removed[:, -1] = False
+    removed[:, -keep:] = False
     removed = torch.empty_like(removed).scatter_(-1, order, removed)
     return Choices(given.scores.masked_fill(removed, _REMOVED), given.tokens)
