@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,15 +11,15 @@ from typing import TYPE_CHECKING
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference import stopping
 from mindspeed_llm.tasks.inference.causal_lm import CausalLM
-from mindspeed_llm.tasks.inference.source import ModelSource, find_source
-from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer, TokenizerOptions, load_tokenizer
+from mindspeed_llm.tasks.inference.source import ModelSource, find_source, world_size_of
+from mindspeed_llm.tasks.inference.tokenizer import named_tokenizer
+from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.backend import Backend
 
 _LOG = logging.getLogger("mindspeed_llm")
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.distcp", "*/*.pt")
-_TOKENIZER_FLAGS = ("tokenizer_type", "tokenizer_name_or_path", "tokenizer_model", "vocab_file", "merge_file")
 
 
 def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> CausalLM:
@@ -33,7 +32,7 @@ def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> Causal
     Raises:
         UserError: what --load names cannot be loaded, has no tokenizer, or contradicts the flags.
     """
-    source = source or find_source(args, _world_size())
+    source = source or find_source(args, world_size_of(args))
     backend, tokenizer, folder, facts = (_load_hf if source.backend == "hf" else _load_megatron)(args, source)
     if len(tokenizer) > backend.vocab_size and _largest_id(tokenizer) >= backend.vocab_size:
         raise UserError(
@@ -64,13 +63,8 @@ def _load_hf(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, 
         shard=args.shard_weights,
         trust_remote_code=args.trust_remote_code,
     )
-    tokenizer = _named_tokenizer(args) or load_tokenizer(
-        TokenizerOptions(
-            name_or_path=str(folder),
-            use_fast=not args.tokenizer_not_use_fast,
-            trust_remote_code=args.trust_remote_code,
-        )
-    )
+    tokenizer = named_tokenizer(args, str(folder))
+    assert tokenizer is not None, "a folder is named"
     model = backend.model
     spread = f"{backend.replicas} copies" if backend.replicas > 1 else "1 copy"
     ranks = distributed.world_size()
@@ -85,14 +79,10 @@ def _load_hf(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, 
 
 
 def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, Path | None, list[str]]:
-    if source.kind == "hf" and args.num_layers is None and args.model_from_hf is None:
-        args.model_from_hf = args.load
-    if args.model_from_hf is not None:
-        from mindspeed_llm.training.arguments.model_from_hf import apply_model_from_hf
+    from mindspeed_llm.tasks.inference.megatron_model import complete
 
-        text = apply_model_from_hf(args)
-        _LOG.info("%s", text)
-    tokenizer = _named_tokenizer(args)
+    complete(args, source)
+    tokenizer = named_tokenizer(args)
     if tokenizer is None:
         raise UserError(
             f"--load {source.path} brings no tokenizer; name it with "
@@ -110,7 +100,7 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
         f"{args.num_layers} layers",
         args.dtype if args.dtype != "auto" else "fp32",
         "TP {} x PP {} x EP {}".format(*sizes),
-        _spread(backend, _world_size()),
+        _spread(backend, world_size_of(args)),
     ]
     return backend, tokenizer, folder, facts
 
@@ -118,23 +108,6 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
 def _spread(backend: Backend, ranks: int) -> str:
     copies = "1 copy" if backend.replicas == 1 else f"{backend.replicas} copies"
     return f"{copies} on {ranks} {backend.device.type} rank{'s' if ranks > 1 else ''}"
-
-
-def _named_tokenizer(args: Namespace) -> Tokenizer | None:
-    """The tokenizer that flags name; None where they name none."""
-    if not any(getattr(args, name) for name in _TOKENIZER_FLAGS):
-        return None
-    return load_tokenizer(
-        TokenizerOptions(
-            kind=args.tokenizer_type or TokenizerOptions.kind,
-            name_or_path=args.tokenizer_name_or_path,
-            model=args.tokenizer_model,
-            vocab_file=args.vocab_file,
-            merge_file=args.merge_file,
-            use_fast=not args.tokenizer_not_use_fast,
-            trust_remote_code=args.trust_remote_code,
-        )
-    )
 
 
 def _largest_id(tokenizer: Tokenizer) -> int:
@@ -156,7 +129,3 @@ def _fingerprint(files: Iterable[Path]) -> str | None:
 
     found = list(files)
     return fingerprint(found) if found else None
-
-
-def _world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.tasks.inference.arguments.inference import inference_arguments
-from mindspeed_llm.tasks.inference.source import find_source
+from mindspeed_llm.tasks.inference.source import find_source, world_size_of
 
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.causal_lm import CausalLM
@@ -33,7 +33,12 @@ def main(argv: list[str]) -> int:
         from mindspeed_llm.tasks.inference.serve.check import check_serve
 
         check_serve(args)
-    source = find_source(args, _world_size())
+    world_size = world_size_of(args)
+    source = find_source(args, world_size)
+    if source.backend == "megatron":
+        from mindspeed_llm.tasks.inference.megatron_model import check
+
+        check(args, source, world_size)
     rows = []
     if args.prompt_file is not None:
         from mindspeed_llm.tasks.inference.prompt_file import read_prompts
@@ -45,6 +50,13 @@ def main(argv: list[str]) -> int:
     if _is_rank_zero():
         for notice in args.notices:
             get_logger(__name__).warning(notice)
+    if args.check is not None:
+        from mindspeed_llm.tasks.inference.plan import plan_text
+
+        text = plan_text(args, source, world_size)
+        if _is_rank_zero():
+            print(text, flush=True)
+        return 0
     from mindspeed_llm.tasks.inference.load import load_causal_lm
 
     lm = load_causal_lm(args, source)
@@ -110,11 +122,6 @@ def _close(lm: CausalLM) -> None:
     if close is not None:
         close()
     distributed.destroy_process_group()
-
-
-def _world_size() -> int:
-    text = os.environ.get("WORLD_SIZE", "1")
-    return int(text) if text.isdecimal() else 1
 
 
 def _is_rank_zero() -> bool:

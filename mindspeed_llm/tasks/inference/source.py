@@ -5,6 +5,8 @@ work. Needs no torch.
 from __future__ import annotations
 
 import json
+import os
+import re
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Literal
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.flag import Flag
-from mindspeed_llm.tasks.inference.kinds import KINDS, Kind, detect
+from mindspeed_llm.tasks.inference.kinds import KINDS, Kind, Source, detect
 
 _PARALLEL = (
     "tensor_model_parallel_size",
@@ -31,6 +33,7 @@ _SIZES = {
     "kv_channels": "head_dim",
     "max_position_embeddings": "max_position_embeddings",
 }
+_ITERATION = re.compile(r"iter_(\d{7,})")
 BackendName = Literal["hf", "megatron"]
 
 
@@ -70,7 +73,43 @@ def find_source(args: Namespace, world_size: int) -> ModelSource:
         _check_hf(args, found.folder, world_size)
     else:
         _check_megatron(args)
+        if kind == "mcore":
+            return _checkpoints(args, found)
     return ModelSource(path=found.folder, kind=kind, backend=backend, description=found.description)
+
+
+def world_size_of(args: Namespace) -> int:
+    """The number of ranks of the job, or of the one that is planned, with --check.
+
+    Raises:
+        UserError: WORLD_SIZE is no number above 0.
+    """
+    if args.check:
+        return args.check
+    text = os.environ.get("WORLD_SIZE")
+    if text is None and args.check is not None:
+        from mindspeed_llm.training.arguments.checks.parallel import smallest_world_size
+
+        return smallest_world_size(args)
+    if text is not None and (not text.isdecimal() or not int(text)):
+        raise UserError(f"WORLD_SIZE {text!r} in the environment: expected a number above 0, as torchrun sets it")
+    return int(text or 1)
+
+
+def _checkpoints(args: Namespace, found: Source) -> ModelSource:
+    """The folder of several checkpoints, where --load names one of them."""
+    folder, step = found.folder, _ITERATION.fullmatch(found.folder.name)
+    if step is None and any(folder.glob("mp_rank_*")):
+        raise UserError(
+            f"--load {folder} holds rank files; expected the folder that has iter_... or release folders, and "
+            "latest_checkpointed_iteration.txt"
+        )
+    if step is not None:
+        if args.ckpt_step not in (None, int(step[1])):
+            raise UserError(f"--ckpt-step {args.ckpt_step} contradicts --load {folder}; leave one of them out")
+        folder, args.ckpt_step = folder.parent, int(step[1])
+    args.load = str(folder)
+    return ModelSource(path=folder, kind=found.kind, backend="megatron", description=found.description)
 
 
 def _at_step(path: Path, step: int | None) -> Path:

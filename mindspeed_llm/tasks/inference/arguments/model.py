@@ -1,6 +1,6 @@
 """Which model is asked, and in what form texts reach it."""
 
-from mindspeed_llm.flag import Group, count, integer, switch, value
+from mindspeed_llm.flag import Group, count, integer, optional, positive, switch, value
 
 _LOAD = "tasks.inference.load"
 _SOURCE = "tasks.inference.source"
@@ -69,6 +69,15 @@ MODEL = Group(
             "--trust-remote-code",
             "hf: run the code that a model directory brings for its model and tokenizer.",
             _LOAD,
+        ),
+        optional(
+            "--check",
+            positive,
+            0,
+            "check everything, print what would be loaded, and end. The number of ranks is the value of this flag, "
+            "else WORLD_SIZE, else the smallest that fits.",
+            "tasks.inference.main",
+            metavar="RANKS",
         ),
         value("--seed", integer, 1234, "start of the random numbers; each prompt has its own.", "tasks.inference"),
     ),
