@@ -26,7 +26,7 @@ _CLOSING_S = 5
 
 
 class Service:
-    """Listens from the beginning of `run` on."""
+    """Listens from its making on, and answers from the beginning of `run`."""
 
     def __init__(
         self,
@@ -52,6 +52,8 @@ class Service:
             UserError: the address cannot be listened on.
         """
         self._bound = listen(address)
+        # Clients that come before `run` wait.
+        self._bound.listen(_BACKLOG)
         self.url = url_of(self._bound)
         """The base address that OpenAI's clients are given."""
         self.worker = Worker(runner, ranks, most=lm.batch_size + waiting)
@@ -113,7 +115,6 @@ class _Server:
 
     def start(self, bound: socket.socket) -> asyncio.AbstractEventLoop:
         """Begin to listen; the loop that the server runs in."""
-        bound.listen(_BACKLOG)
         loops: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
 
         async def serve() -> None:
