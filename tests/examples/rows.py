@@ -20,6 +20,13 @@ def posttrain_in(folder: str, argv: Sequence[str]) -> int:
     return _run_in(folder, main, argv)
 
 
+def infer_in(folder: str, argv: Sequence[str]) -> int:
+    """Run `inference.py` in the same way."""
+    from mindspeed_llm.tasks.inference.main import main
+
+    return _run_in(folder, main, argv)
+
+
 def _run_in(folder: str, main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     before = os.getcwd()
     os.chdir(folder)

@@ -57,8 +57,11 @@ def main(argv: list[str]) -> int:
         if _is_rank_zero():
             print(text, flush=True)
         return 0
+    import torch.distributed as dist
+
     from mindspeed_llm.tasks.inference.load import load_causal_lm
 
+    joined_before = dist.is_initialized()
     lm = load_causal_lm(args, source)
     if args.serve:
         from mindspeed_llm.tasks.inference.serve.main import serve
@@ -67,7 +70,7 @@ def main(argv: list[str]) -> int:
     else:
         code = _answer(args, lm, rows)
     # Not after an error: ranks agree through the job on who tells it.
-    _close(lm)
+    _close(lm, leave=not joined_before)
     return code
 
 
@@ -114,14 +117,15 @@ def _answer_prompts(
     print("\n".join([*lines, f"Elapsed: {elapsed:.2f}s", ""]), flush=True)
 
 
-def _close(lm: CausalLM) -> None:
-    """Leave the job, where there is one."""
+def _close(lm: CausalLM, *, leave: bool) -> None:
+    """Let go of what was set up for the model, and leave the job that was joined for it."""
     from mindspeed_llm.platform import distributed
 
     close = getattr(lm.backend, "close", None)
     if close is not None:
         close()
-    distributed.destroy_process_group()
+    if leave:
+        distributed.destroy_process_group()
 
 
 def _is_rank_zero() -> bool:

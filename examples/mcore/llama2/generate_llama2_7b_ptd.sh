@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Talk to Llama-2-7B on 2 devices (TP 2, PP 1); Ascend NPU or CUDA.
+#   bash examples/mcore/llama2/generate_llama2_7b_ptd.sh [more flags of inference.py ...]
+# Environment: NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, TOKENIZER_PATH, CKPT_LOAD_DIR, TASK,
+# PROMPT_TYPE, TP, PP. Of a flag given twice the last one counts: append what shall differ, --check too. Relative paths
+# start at the root of the repository.
+# TASK greedy answers a file instead: append --prompt-file FILE --output-file FILE. More devices hold more copies of the
+# model, which share the file.
+# The same in short, with all sizes of the model from its config.json:
+#   torchrun --nproc_per_node 2 inference.py --use-mcore-models --load ./model_from_hf/llama2_hf/ \
+#       --tensor-model-parallel-size 2 --bf16 --task chat --max-new-tokens 256 --prompt-type llama2
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+source examples/mcore/env_config.sh
+
+NPUS_PER_NODE="${NPUS_PER_NODE:-2}"
+NNODES="${NNODES:-1}"
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-localhost}"
+MASTER_PORT="${MASTER_PORT:-6000}"
+
+TOKENIZER_PATH="${TOKENIZER_PATH:-./model_from_hf/llama2_hf/}"
+# A Hugging Face directory, or a folder of checkpoints. Those of --ckpt-format torch have a file for each rank: TP
+# and PP are those that they were saved with, which the training scripts have as below.
+CKPT_LOAD_DIR="${CKPT_LOAD_DIR:-./model_from_hf/llama2_hf/}"
+TASK="${TASK:-chat}"
+# Chat template; empty: texts are continued as they are.
+PROMPT_TYPE="${PROMPT_TYPE-llama2}"
+
+TP="${TP:-2}"
+PP="${PP:-1}"
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" --node_rank "$NODE_RANK"
+    --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"
+)
+
+MODEL_PARALLEL_ARGS=(
+    --tensor-model-parallel-size "$TP"
+    --pipeline-model-parallel-size "$PP"
+)
+
+GPT_ARGS=(
+    --use-mcore-models
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 11008
+    --num-attention-heads 32 --kv-channels 128
+    --padded-vocab-size 32000 --max-position-embeddings 4096
+    --position-embedding-type rope --rotary-base 10000
+    --normalization RMSNorm --norm-epsilon 1e-5
+    --swiglu --disable-bias-linear
+    --untie-embeddings-and-output-weights
+)
+
+GENERATE_ARGS=(
+    --task "$TASK" --max-new-tokens 256
+    --load "$CKPT_LOAD_DIR" --bf16 --seed 42
+    --use-flash-attn --use-fused-rotary-pos-emb --use-fused-swiglu --use-fused-rmsnorm
+    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path "$TOKENIZER_PATH"
+)
+
+if [[ -n "$PROMPT_TYPE" ]]; then
+    GENERATE_ARGS+=(--prompt-type "$PROMPT_TYPE")
+fi
+
+mkdir -p logs
+# pipefail: the exit code is torchrun's, not tee's.
+torchrun "${DISTRIBUTED_ARGS[@]}" inference.py \
+    "${MODEL_PARALLEL_ARGS[@]}" \
+    "${GPT_ARGS[@]}" \
+    "${GENERATE_ARGS[@]}" \
+    "$@" 2>&1 | tee "logs/generate_llama2_7b_ptd_$(date +%Y%m%d_%H%M%S).log"
