@@ -9,40 +9,101 @@ from mindspeed_llm.flag import Group, count, positive, several, switch, value
 from mindspeed_llm.tasks.inference.arguments.checks import check_prompts
 from mindspeed_llm.tasks.inference.arguments.command import Command, parse
 
-_MAIN = "tasks.evaluation"
+_MAIN = "tasks.evaluation.main"
+_CHOOSING = "tasks.evaluation.choosing"
 
 EVALUATION = Group(
     title="Benchmarks",
     flags=(
-        several("--task", str, None, "benchmarks to run.", _MAIN, metavar="NAME"),
+        several(
+            "--task",
+            str,
+            None,
+            "benchmarks to run: agieval, bbh, boolq, ceval, cmmlu, gsm8k, hellaswag, human_eval, mmlu, mmlu_ppl, "
+            "needlebench.",
+            _CHOOSING,
+            metavar="NAME",
+        ),
         several(
             "--task-data-path",
             str,
             None,
-            "file or folder of each benchmark's data, in the order of --task.",
-            _MAIN,
+            "file or folder of each benchmark's data, in the order of --task: one path for each.",
+            _CHOOSING,
             metavar="PATH",
         ),
-        value("--evaluation-batch-size", positive, 1, "samples that are worked on at once.", _MAIN),
-        value("--max-eval-samples", positive, None, "samples of each subject, at most; by default all.", _MAIN),
-        value("--num-fewshot", count, None, "solved examples in front of each question.", _MAIN),
-        switch("--no-chat-template", "ask in plain text, whatever template the tokenizer brings.", _MAIN),
-        switch("--chain-of-thought", "let the model reason before it answers.", _MAIN),
-        switch("--alternative-prompt", "the benchmark's other prompt.", _MAIN),
-        switch("--origin-postprocess", "read answers as the benchmark's first scorer did.", _MAIN),
-        value("--eval-language", str, "en", "needlebench: language.", _MAIN, choices=("en", "zh")),
+        value(
+            "--evaluation-batch-size",
+            positive,
+            8,
+            "texts that are worked on at once; without the flag, likelihoods are computed of as many as are useful.",
+            _MAIN,
+        ),
+        value(
+            "--max-eval-samples",
+            positive,
+            None,
+            "samples of each subject, at most, from its first; by default all.",
+            _MAIN,
+        ),
+        value(
+            "--num-fewshot",
+            count,
+            None,
+            "solved examples in front of each question, from the benchmark's own files; by default as many as the "
+            "benchmark is usually asked with.",
+            _CHOOSING,
+        ),
+        switch(
+            "--no-chat-template",
+            "ask in plain text although --prompt-type or --hf-chat-template is given.",
+            _MAIN,
+        ),
+        switch(
+            "--chain-of-thought",
+            "gsm8k, bbh: examples that reason step by step, and answers that do so too.",
+            _CHOOSING,
+        ),
+        switch(
+            "--alternative-prompt",
+            "agieval, boolq, ceval, cmmlu, human_eval, mmlu: an instruction that is answered in words, for models that "
+            "follow instructions.",
+            _CHOOSING,
+        ),
+        switch(
+            "--origin-postprocess",
+            "bbh, gsm8k, hellaswag, mmlu: the headline is what the benchmark's first scorer counts. All readings are "
+            "reported in any case.",
+            _CHOOSING,
+        ),
+        value(
+            "--eval-language",
+            str,
+            None,
+            "ceval, cmmlu, mmlu, mmlu_ppl: language of the words around the questions; by default the benchmark's own.",
+            _CHOOSING,
+            choices=("en", "zh"),
+        ),
         value(
             "--instruction-template",
             str,
             None,
             "human_eval: text around each problem, with {prompt} where it stands.",
-            _MAIN,
+            _CHOOSING,
             metavar="TEXT",
         ),
-        value("--max-new-tokens", positive, None, "tokens of an answer, at most; by default each benchmark's.", _MAIN),
-        switch("--allow-code-execution", "human_eval: run the code that the model writes.", _MAIN),
         value(
-            "--output-dir", str, None, "folder for results.json, samples.jsonl and report.html.", _MAIN, metavar="DIR"
+            "--max-new-tokens", positive, None, "tokens of an answer, at most; by default each benchmark's.", _CHOOSING
+        ),
+        switch("--allow-code-execution", "human_eval: run the code that the model writes.", _CHOOSING),
+        value(
+            "--output-dir",
+            str,
+            None,
+            "folder for results.json, samples.jsonl and report.html; by default one below ./output/evaluation, named "
+            "after the tasks and a hash of what decides the results.",
+            _MAIN,
+            metavar="DIR",
         ),
         value("--compare", str, None, "results.json of an earlier run to compare with.", _MAIN, metavar="FILE"),
     ),

@@ -117,7 +117,7 @@ class Benchmark:
     with_instruction: Callable[[str], Benchmark] | None = None
     """The benchmark with a text of the user's before each question (--instruction-template)."""
     fit: Callable[[tuple[Subject, ...], Callable[[str], Sequence[int]], int], tuple[Subject, ...]] | None = None
-    """For documents that depend on the model: (what `load` gave, text -> token ids, the model's positions) -> subjects."""
+    """Makes documents that depend on the model, from (what `load` gave, text -> token ids, the model's positions)."""
     executes_code: bool = False
     """Whether judging runs programs that the model has written: the user has to allow it."""
 

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import dev_file, files_by_subject
+from mindspeed_llm.tasks.evaluation.filters import FIRST_LINE, exact_match
+from mindspeed_llm.tasks.evaluation.letters import announced_letters
 from mindspeed_llm.tasks.evaluation.rows import Row
 
 LETTERS = "ABCD"
+_CUES = {"en": "Answer:", "zh": "答案："}
+_INSTRUCTIONS = {
+    "en": (
+        "Answer the following multiple choice question about {title}. "
+        'End your reply with "The answer is X.", X being the letter of the right option.\n\n'
+    ),
+    "zh": "请回答下面这道关于{title}的单项选择题，并以“答案是X”结束，X是正确选项的字母。\n\n",
+}
+_FIRST = {
+    "en": "The following are multiple choice questions (with answers) about {title}.\n\n",
+    "zh": "以下是关于{title}的单项选择题，请直接给出正确答案的选项。\n\n",
+}
+_SHOWN = {"en": "The answer is {letter}.", "zh": "答案是{letter}"}
 
 
 def prompt_ending_in(cue: str) -> Callable[[Fields], str]:
@@ -90,17 +107,82 @@ def load_with_dev(
     )
 
 
-def letter_benchmark(name: str, load: Callable[[Path], tuple[Subject, ...]], cue: str) -> Benchmark:
-    """The benchmark whose prompts end in `cue` and whose answer is the most likely letter, after five examples."""
-    return Benchmark(
-        name=name,
-        version="1",
-        load=load,
-        prompt=prompt_ending_in(cue),
-        target=target,
-        answer=CHOOSE_LETTER,
-        headline="acc",
-        num_fewshot=5,
+LETTER = Reading(name="letter", extract=announced_letters(LETTERS), matches=lambda answer, target: answer == target)
+"""The letter that a written answer gives in whatever words."""
+
+WRITE_LETTER = Write(
+    stop=("</s>", "\n"),
+    max_new_tokens=256,
+    readings=(
+        LETTER,
+        # lm-eval's: the first line has to be the letter and nothing else.
+        Reading(
+            name="get_response", extract=FIRST_LINE, matches=exact_match(ignore_case=True, ignore_punctuation=True)
+        ),
+    ),
+)
+_WRITE_FREELY = Write(stop=("</s>", "<|im_end|>"), max_new_tokens=512, readings=(LETTER,))
+
+Load = Callable[[Path, Callable[[str], str]], tuple[Subject, ...]]
+"""(path, what the prompts of a subject begin with) -> subjects"""
+
+
+def letter_benchmarks(
+    name: str,
+    load: Load,
+    *,
+    describe: Callable[[str], str],
+    titles: Callable[[str], str],
+    language: str,
+    answer: Choose | Write = CHOOSE_LETTER,
+    has_alternative: bool = True,
+) -> Benchmark:
+    """A benchmark of letters after five examples, with its other languages and its alternative prompt.
+
+    The alternative is an instruction without examples, for models that follow instructions; it is answered in words.
+
+    Args:
+        load: reads the files.
+        describe: the benchmark's own first lines for a subject, as lm-eval has them.
+        titles: how a subject is called within prompts.
+        language: of the benchmark's own prompts.
+        answer: by the most likely letter, or by a written one.
+        has_alternative: whether there is the instruction; it asks what `mmlu` asks of a benchmark that is about
+            likelihoods.
+    """
+
+    def ask(tongue: str, first_lines: Callable[[str], str]) -> Benchmark:
+        usual = Benchmark(
+            name=name,
+            version="1",
+            load=partial(load, describe=first_lines),
+            prompt=prompt_ending_in(_CUES[tongue]),
+            target=target,
+            answer=answer,
+            headline=answer.metrics[0],
+            original_metric="get_response" if answer is WRITE_LETTER else None,
+            num_fewshot=5,
+            language=tongue,
+        )
+        if not has_alternative:
+            return usual
+        instructed = replace(
+            usual,
+            load=partial(load, describe=lambda subject: _INSTRUCTIONS[tongue].format(title=titles(subject))),
+            prompt=lambda fields: prompt_ending_in("")(fields).rstrip(),
+            answer=_WRITE_FREELY,
+            headline=LETTER.name,
+            original_metric=None,
+            num_fewshot=0,
+            shown=lambda fields: _SHOWN[tongue].format(letter=target(fields)),
+            delimiter="\n",
+        )
+        return replace(usual, variants={"alternative-prompt": instructed})
+
+    other = "zh" if language == "en" else "en"
+    return replace(
+        ask(language, describe),
+        in_language={other: ask(other, lambda subject: _FIRST[other].format(title=titles(subject)))},
     )
 
 

@@ -8,6 +8,9 @@ from mindspeed_llm.tasks.evaluation.filters import INVALID
 
 _IN_DOLLARS = re.compile(r"\$(.*)\$")
 _NUMBER = re.compile(r"(?:\$)?\d+(?:\.\d+)?(?![\w\d])")
+_SIGNED_NUMBER = re.compile(r"(?<![\w.])(?:(?<![)\]])(?<!\d\s)-)?\$?\d+(?:\.\d+)?(?!\w)")
+_COMMAND = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\[a-zA-Z]+")
+_WORD = re.compile(r"[^\W\d_]{2}")
 
 # Applied in this order; a later rule sees what an earlier one left.
 _SPELLINGS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -55,12 +58,32 @@ def _boxed(text: str) -> str | None:
 
 def final_expression(text: str) -> str:
     r"""The answer in a text: the last \boxed{}, else what stands in dollars, else what follows an equal sign, else the
-    last number, else the whole text. Of an equation the right side counts. INVALID where a box is not closed."""
+    first line where it has no words, else the last number with its sign, else the whole text. Of an equation the right
+    side counts. INVALID where a box is not closed."""
+    if (marked := _marked(text)) is not None:
+        return marked
+    if "=" in text:
+        return _after_last_equal_sign(text).rstrip(".").split("\\n")[0]
+    line = text.strip().split("\n", maxsplit=1)[0].strip().rstrip(".")
+    if line and not _WORD.search(_COMMAND.sub("", line)):
+        return line
+    numbers = _SIGNED_NUMBER.findall(text)
+    return numbers[-1] if numbers else text.strip()
+
+
+def _marked(text: str) -> str | None:
+    """What stands in a box or in dollars; None where a text has neither."""
     if "\\boxed" in text:
         boxed = _boxed(text)
         return INVALID if boxed is None else _after_last_equal_sign(boxed)
-    if (in_dollars := _IN_DOLLARS.findall(text)) and (answer := _after_last_equal_sign(in_dollars[-1])):
-        return answer
+    in_dollars = _IN_DOLLARS.findall(text)
+    return (_after_last_equal_sign(in_dollars[-1]) or None) if in_dollars else None
+
+
+def final_expression_of_lm_eval(text: str) -> str:
+    """The answer as lm-eval reads it: without box, dollars and equal sign it is the last number, without its sign."""
+    if (marked := _marked(text)) is not None:
+        return marked
     if "=" in text:
         return _after_last_equal_sign(text).rstrip(".").split("\\n")[0]
     numbers = _NUMBER.findall(text)
@@ -74,5 +97,12 @@ def _spelled(expression: str) -> str:
 
 
 def same_expression(answer: str, target: str) -> bool:
-    """Whether an extracted answer is spelled like the one in the target, differences of notation taken out."""
-    return answer != INVALID and _spelled(answer) == _spelled(final_expression(target))
+    """Whether an extracted answer is spelled like the target, differences of notation taken out. A target that marks
+    nothing by a box or dollars is the expression itself."""
+    marked = _marked(target)
+    return answer != INVALID and _spelled(answer) == _spelled(target.strip() if marked is None else marked)
+
+
+def same_expression_of_lm_eval(answer: str, target: str) -> bool:
+    """As lm-eval has it: the target is read as the answer is."""
+    return answer != INVALID and _spelled(answer) == _spelled(final_expression_of_lm_eval(target))

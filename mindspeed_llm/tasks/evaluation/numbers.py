@@ -7,12 +7,14 @@ from fractions import Fraction
 
 from mindspeed_llm.tasks.evaluation.filters import INVALID
 
-# A minus counts where it cannot be a subtraction: not after a digit, a letter or a closing bracket.
+# A minus counts where it can be neither a subtraction (after a digit, a letter or a closing bracket) nor a dash (before
+# a blank).
 _NUMBER = re.compile(
-    r"(?P<minus>(?<![\w)\]])-)?\s?\$?(?P<whole>\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?P<decimals>\.\d+)?(?:/(?P<under>[1-9]\d*))?"
+    r"(?P<minus>(?<![\w)\]])(?<!\d\s)-(?=[$.\d]))?\$?(?P<whole>\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?P<decimals>\.\d+)?(?:/(?P<under>[1-9]\d*))?"
 )
 # What follows the marks with which answers announce their result, the surest mark first.
-_ANNOUNCED = (re.compile(r"####(.*)"), re.compile(r"\\boxed\{([^{}]*)\}"))
+_ANNOUNCED = (re.compile(r"####(.*)"), re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"))
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _NEXT_QUESTION = re.compile(r"^\s*(?:Question|Q):", re.MULTILINE)
 
 
@@ -33,7 +35,7 @@ def final_number(text: str) -> str:
     The first line after "####" counts, else the last \boxed{}, else the last number of the text. What follows a next
     "Question:" is not part of the answer. Numbers are compared by value, so "18.0" reads like "18".
     """
-    text = _NEXT_QUESTION.split(text, maxsplit=1)[0]
+    text = _FRACTION.sub(r"\1/\2", _NEXT_QUESTION.split(text, maxsplit=1)[0]).replace("{,}", ",")
     for position, pattern in zip((0, -1), _ANNOUNCED, strict=True):
         if (marked := pattern.findall(text)) and (numbers := _numbers(marked[position])):
             return str(numbers[0])

@@ -1,8 +1,8 @@
-"""The two things that a benchmark asks of a model."""
+"""The two things that a benchmark asks of a model, and its answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,13 +25,22 @@ class Generate:
     max_new_tokens: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a model says to a request."""
+
+    raw: str | tuple[float, ...]
+    """The new text, or one number for each continuation."""
+    cut_tokens: int = 0
+    """So many tokens of the prompt's beginning did not fit into the model and were left out."""
+
+
+Question = LogLikelihood | Generate
+
+
 class Model(Protocol):
-    """What answers requests, in their order."""
+    """What answers questions."""
 
-    def loglikelihood(self, requests: Sequence[LogLikelihood]) -> Sequence[Sequence[float]]:
-        """For each request one number for each of its continuations."""
-        ...
-
-    def generate(self, requests: Sequence[Generate]) -> Sequence[str]:
-        """For each request the new text."""
+    def answer(self, asked: Sequence[Question], on_answer: Callable[[int, Answer], None]) -> None:
+        """Answer all questions in an order of its own; (place in `asked`, answer) is told as soon as it is there."""
         ...

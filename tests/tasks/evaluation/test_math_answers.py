@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_llm.tasks.evaluation.filters import INVALID
-from mindspeed_llm.tasks.evaluation.math_answers import final_expression, same_expression
+from mindspeed_llm.tasks.evaluation.math_answers import (
+    final_expression,
+    final_expression_of_lm_eval,
+    same_expression,
+    same_expression_of_lm_eval,
+)
 from tests.tasks.evaluation import lm_eval_files
 
 ANSWERS = [
@@ -27,6 +32,13 @@ ANSWERS = [
         ("x + 1 = 12.", "12"),
         ("That makes 3.5 of 7", "7"),
         (" I do not know ", "I do not know"),
+        # A line without words is the answer, its sign included.
+        (" -3", "-3"),
+        (r" \frac{1}{2}.", r"\frac{1}{2}"),
+        (" (1, 2)\nThat is all.", "(1, 2)"),
+        (r" 3\sqrt{2}", r"3\sqrt{2}"),
+        ("It is -7 degrees", "-7"),
+        ("That leaves 16-3 eggs", "3"),
     ],
 )
 def test_the_expression_of_an_answer(text: str, expression: str) -> None:
@@ -46,6 +58,12 @@ def test_the_expression_of_an_answer(text: str, expression: str) -> None:
         ("Ann", "Ann", True),
         ("Ben", "Ann", False),
         ("", "Ann", False),
+        # Targets without a mark are the expression itself, as the files of AGIEval have them.
+        (r"\frac{1}{2}", r"\frac{1}{2}", True),
+        ("2", r"\frac{1}{2}", False),
+        ("-3", "-3", True),
+        ("3", "-3", False),
+        ("(1,2)", "(1, 2)", True),
     ],
 )
 def test_one_spelling(answer: str, target: str, is_same: bool) -> None:
@@ -55,12 +73,12 @@ def test_one_spelling(answer: str, target: str, is_same: bool) -> None:
 def test_verdicts_are_those_of_lm_eval() -> None:
     """All pairs of the answers above. Of two texts without a number lm-eval says they are the same; ours reads them."""
     theirs = lm_eval_files.function("agieval/utils.py", "is_equiv")
-    targets = [target for target in ANSWERS if final_expression(target) not in (INVALID, "", "none")]
+    targets = [target for target in ANSWERS if final_expression_of_lm_eval(target) not in (INVALID, "", "none")]
     pairs = [(answer, target) for answer in ANSWERS for target in targets]
     differ = [
         (answer, target)
         for answer, target in pairs
-        if same_expression(final_expression(answer), target) is not theirs(answer, target)
+        if same_expression_of_lm_eval(final_expression_of_lm_eval(answer), target) is not theirs(answer, target)
     ]
     assert not differ
     assert sum(theirs(answer, target) for answer, target in pairs) > len(ANSWERS)

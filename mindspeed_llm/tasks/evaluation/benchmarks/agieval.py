@@ -5,6 +5,7 @@ Most subjects choose among options; `math` and `gaokao-mathcloze` write an expre
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Fields, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import files_by_subject
-from mindspeed_llm.tasks.evaluation.math_answers import final_expression, same_expression
+from mindspeed_llm.tasks.evaluation.letters import announced_letters
+from mindspeed_llm.tasks.evaluation.math_answers import (
+    final_expression,
+    final_expression_of_lm_eval,
+    same_expression,
+    same_expression_of_lm_eval,
+)
 from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 _LETTERS = "ABCDEFG"
@@ -121,11 +128,14 @@ def _target(fields: Fields) -> str:
 _WRITE = Write(
     stop=("Q:",),
     max_new_tokens=32,
-    # Named as the metric of the other subjects, so that the total takes in all of them.
-    readings=(Reading(name="acc", extract=final_expression, matches=same_expression),),
+    readings=(
+        # Named as the metric of the other subjects, so that the total takes in all of them.
+        Reading(name="acc", extract=final_expression, matches=same_expression),
+        Reading(name="lm-eval", extract=final_expression_of_lm_eval, matches=same_expression_of_lm_eval),
+    ),
 )
 
-BENCHMARK = Benchmark(
+_PLAIN = Benchmark(
     name="agieval",
     version="1",
     load=load,
@@ -133,4 +143,37 @@ BENCHMARK = Benchmark(
     target=_target,
     answer=Choose(choices=_choices, gold=_gold),
     headline="acc",
+    has_examples=False,
 )
+
+
+def _letters(fields: Fields) -> str:
+    return "".join(sorted(_LETTERS[position] for position in _gold(fields))) if "gold" in fields else _target(fields)
+
+
+def _load_written(path: Path) -> tuple[Subject, ...]:
+    return tuple(
+        replace(subject, answer=replace(_WRITE, max_new_tokens=_FREE_TOKENS)) if subject.answer is not None else subject
+        for subject in load(path)
+    )
+
+
+_FREE_TOKENS = 512
+# The same prompts, answered in words; of a question with several right options all have to be named, and no other.
+_ALTERNATIVE = replace(
+    _PLAIN,
+    load=_load_written,
+    target=_letters,
+    answer=Write(
+        stop=_WRITE.stop,
+        max_new_tokens=_FREE_TOKENS,
+        readings=(
+            Reading(
+                name="acc",
+                extract=announced_letters(_LETTERS, several=True),
+                matches=lambda answer, target: answer == target,
+            ),
+        ),
+    ),
+)
+BENCHMARK = replace(_PLAIN, variants={"alternative-prompt": _ALTERNATIVE})

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Fields, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.files import files_by_subject
-from mindspeed_llm.tasks.evaluation.filters import FIRST_LINE, as_it_is, exact_match
+from mindspeed_llm.tasks.evaluation.filters import FIRST_LINE, as_it_is, exact_match, regex
 from mindspeed_llm.tasks.evaluation.rows import read_json_list, read_text
 
 _PROMPTS_FOLDER = "cot-prompts"
 _RULE = re.compile(r"^-{3,}\s*$", re.MULTILINE)  # parts a notice from the prompt
 _QUESTION = re.compile(r"^Q: ", re.MULTILINE)
-_WORKED = re.compile(r"(?P<input>.*?)\n\s*A:.*\banswer is (?P<target>.*?)\.?\s*", re.DOTALL)
+_CUE = "Let's think step by step."
+_WORKED = re.compile(
+    rf"(?P<input>.*?)\n\s*A:\s*(?:{re.escape(_CUE)}\s*)?(?P<worked>.*\banswer is (?P<target>.*?)\.?)\s*", re.DOTALL
+)
 
 
 def _documents(file: Path, subject: str) -> tuple[Document, ...]:
@@ -30,7 +34,7 @@ def _documents(file: Path, subject: str) -> tuple[Document, ...]:
 
 
 def _shots(file: Path, subject: str) -> tuple[str, tuple[Document, ...]]:
-    """The description and the examples of a prompt file; of each worked answer only its result is shown."""
+    """The description and the examples of a prompt file: `input`, the `worked` answer and its result as `target`."""
     content = _RULE.split(read_text(file), maxsplit=1)[-1]
     description, *questions = _QUESTION.split(content)
     shots = []
@@ -78,6 +82,22 @@ def load(path: Path) -> tuple[Subject, ...]:
     return tuple(subjects)
 
 
+def load_worked(path: Path) -> tuple[Subject, ...]:
+    """As `load`, with the worked examples of the prompt files, which have to be there.
+
+    Raises:
+        UserError: a file is missing or malformed.
+    """
+    subjects = load(path)
+    for subject in subjects:
+        if subject.shots_are_documents:
+            raise UserError(
+                f"--chain-of-thought: there is no {_PROMPTS_FOLDER}/{subject.name}.txt in {path} or beside it, which "
+                "holds the worked examples. Put the folder of the benchmark's own distribution there."
+            )
+    return subjects
+
+
 def _prompt(fields: Fields) -> str:
     return f"Q: {fields['input']}\nA:"
 
@@ -86,14 +106,15 @@ def _target(fields: Fields) -> str:
     return str(fields["target"])
 
 
-BENCHMARK = Benchmark(
+_STOP = ("</s>", "Q", "\n\n")
+_PLAIN = Benchmark(
     name="bbh",
     version="1",
     load=load,
     prompt=_prompt,
     target=_target,
     answer=Write(
-        stop=("</s>", "Q", "\n\n"),
+        stop=_STOP,
         max_new_tokens=256,
         readings=(
             # Ours: a blank before the answer is how most tokenizers begin a word, not a mistake.
@@ -103,5 +124,31 @@ BENCHMARK = Benchmark(
         ),
     ),
     headline="first-line",
+    original_metric="none",
     num_fewshot=3,
+    language="en",
 )
+_CHAIN_OF_THOUGHT = replace(
+    _PLAIN,
+    load=load_worked,
+    prompt=lambda fields: f"{_prompt(fields)} {_CUE}\n",
+    shown=lambda fields: str(fields["worked"]),
+    delimiter="",
+    answer=Write(
+        stop=_STOP,
+        max_new_tokens=1024,
+        readings=(
+            # Ours: with or without a full stop at its end, the last one where several are given.
+            Reading(
+                name="answer",
+                extract=regex(r"answer is:? *(.*?)[.\s]*(?:\n|$)", take=-1),
+                matches=exact_match(ignore_case=True),
+            ),
+            # lm-eval's: the first, without its last character.
+            Reading(name="get-answer", extract=regex(r"(?<=the answer is )(.*)(?=.)"), matches=exact_match()),
+        ),
+    ),
+    headline="answer",
+    original_metric="get-answer",
+)
+BENCHMARK = replace(_PLAIN, variants={"chain-of-thought": _CHAIN_OF_THOUGHT})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Fields, Subject
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Fields, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.files import one_file
+from mindspeed_llm.tasks.evaluation.filters import INVALID
+from mindspeed_llm.tasks.evaluation.letters import announced_letters
 from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 NAME = "boolq"
@@ -39,7 +43,27 @@ def _target(fields: Fields) -> str:
     return _CHOICES[_gold(fields)[0]]
 
 
-BENCHMARK = Benchmark(
+_read_letter = announced_letters("AB")
+_WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+def _with_options(fields: Fields) -> str:
+    return (
+        f"{fields['passage']}\nQuestion: {fields['question']}?\nA. Yes\nB. No\n"
+        'Reply with the letter of the right option, as "The answer is X.".'
+    )
+
+
+def _read_yes_or_no(text: str) -> str:
+    """By the letter that the answer gives, else by the one of the two words that it has first."""
+    letter = _read_letter(text)
+    if letter != INVALID:
+        return "yes" if letter == "A" else "no"
+    word = _WORD.search(text)
+    return word[1].lower() if word else INVALID
+
+
+_PLAIN = Benchmark(
     name=NAME,
     version="1",
     load=load,
@@ -47,4 +71,17 @@ BENCHMARK = Benchmark(
     target=_target,
     answer=Choose(choices=lambda fields: _CHOICES, gold=_gold, metrics=("acc",)),
     headline="acc",
+    has_examples=False,
+    language="en",
 )
+_ALTERNATIVE = replace(
+    _PLAIN,
+    prompt=_with_options,
+    answer=Write(
+        stop=("</s>", "<|im_end|>"),
+        max_new_tokens=256,
+        readings=(Reading(name="letter", extract=_read_yes_or_no, matches=lambda answer, target: answer == target),),
+    ),
+    headline="letter",
+)
+BENCHMARK = replace(_PLAIN, variants={"alternative-prompt": _ALTERNATIVE})

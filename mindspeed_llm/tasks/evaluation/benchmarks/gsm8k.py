@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Fields, Reading, Subject, Write
@@ -13,6 +15,7 @@ from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 NAME = "gsm8k"
 _TRAIN = ("train.jsonl", "*train*.jsonl")
+_CALCULATION = re.compile(r"<<.*?>>")  # what a calculator did, written into the worked answers
 
 
 def _fields(row: Row) -> Fields:
@@ -55,26 +58,56 @@ def _target(fields: Fields) -> str:
 
 _same_text = exact_match(remove=(",", r"\$", r"(?s).*#### ", r"\.$"), ignore_case=True)
 
-BENCHMARK = Benchmark(
+_FLEXIBLE = Reading(name="flexible-extract", extract=regex(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", take=-1), matches=_same_text)
+# Ours: by value, where the other two compare digits.
+_NUMBER = Reading(name="number", extract=final_number, matches=same_number)
+_STOP = ("Question:", "</s>", "<|im_end|>")
+
+
+def _step_by_step(fields: Fields) -> str:
+    return f"Question: {fields['question']}\nLet's think step by step.\nAnswer:"
+
+
+def _in_sentences(fields: Fields) -> str:
+    """The worked answer as running text that ends in "The answer is <number>."."""
+    steps, number = _CALCULATION.sub("", str(fields["answer"])).rsplit("####", maxsplit=1)
+    return f"{' '.join(steps.split())} The answer is {number.strip()}."
+
+
+_PLAIN = Benchmark(
     name=NAME,
     version="1",
     load=load,
     prompt=_prompt,
     target=_target,
     answer=Write(
-        stop=("Question:", "</s>", "<|im_end|>"),
+        stop=_STOP,
         max_new_tokens=256,
         readings=(
             Reading(name="strict-match", extract=regex(r"#### (\-?[0-9\.\,]+)"), matches=_same_text),
-            Reading(
-                name="flexible-extract",
-                extract=regex(r"(-?[$0-9.,]{2,})|(-?[0-9]+)", take=-1),
-                matches=_same_text,
-            ),
-            # Ours: by value, where the other two compare digits.
-            Reading(name="number", extract=final_number, matches=same_number),
+            _FLEXIBLE,
+            _NUMBER,
         ),
     ),
     headline="flexible-extract",
+    original_metric="strict-match",
     num_fewshot=5,
+    language="en",
 )
+_CHAIN_OF_THOUGHT = replace(
+    _PLAIN,
+    prompt=_step_by_step,
+    shown=_in_sentences,
+    answer=Write(
+        stop=_STOP,
+        max_new_tokens=512,
+        readings=(
+            # The pattern of lm-eval's gsm8k_cot.
+            Reading(name="strict-match", extract=regex(r"The answer is (\-?[0-9\.\,]+)."), matches=_same_text),
+            _FLEXIBLE,
+            _NUMBER,
+        ),
+    ),
+    num_fewshot=4,
+)
+BENCHMARK = replace(_PLAIN, variants={"chain-of-thought": _CHAIN_OF_THOUGHT})

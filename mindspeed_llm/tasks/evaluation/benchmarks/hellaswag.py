@@ -68,4 +68,7 @@ BENCHMARK = Benchmark(
     answer=Choose(choices=_choices, gold=_gold),
     # Endings differ in length: the figure that is commonly given takes that out.
     headline="acc_norm",
+    original_metric="acc",
+    has_examples=False,
+    language="en",
 )

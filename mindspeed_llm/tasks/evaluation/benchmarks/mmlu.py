@@ -6,12 +6,17 @@ likely of the four letters. Both see the same prompt.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
-from mindspeed_llm.tasks.evaluation.benchmark import Document, Reading, Subject, Write
-from mindspeed_llm.tasks.evaluation.filters import FIRST_LINE, exact_match
-from mindspeed_llm.tasks.evaluation.four_choices import LETTERS, documents, letter_benchmark, load_with_dev
+from mindspeed_llm.tasks.evaluation.benchmark import Document, Subject
+from mindspeed_llm.tasks.evaluation.four_choices import (
+    LETTERS,
+    WRITE_LETTER,
+    documents,
+    letter_benchmarks,
+    load_with_dev,
+)
 from mindspeed_llm.tasks.evaluation.rows import read_csv
 
 _COLUMNS = ("question", *LETTERS, "answer")  # the files have no header
@@ -21,29 +26,20 @@ def _read(file: Path, subject: str) -> tuple[Document, ...]:
     return documents(read_csv(file, _COLUMNS), file, subject, question="question", answer="answer")
 
 
+def _title(subject: str) -> str:
+    return subject.replace("_", " ")
+
+
 def _description(subject: str) -> str:
-    return f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+    return f"The following are multiple choice questions (with answers) about {_title(subject)}.\n\n"
 
 
-def load(path: Path) -> tuple[Subject, ...]:
+def load(path: Path, describe: Callable[[str], str] = _description) -> tuple[Subject, ...]:
     """The subjects `<subject>_test.csv` of a folder, with examples from `../dev/<subject>_dev.csv`."""
-    return load_with_dev(path, _read, suffix="_test.csv", dev_suffix="_dev.csv", describe=_description)
+    return load_with_dev(path, _read, suffix="_test.csv", dev_suffix="_dev.csv", describe=describe)
 
 
-MMLU_PPL = letter_benchmark("mmlu_ppl", load, "Answer:")
-MMLU = replace(
-    MMLU_PPL,
-    name="mmlu",
-    answer=Write(
-        stop=("</s>", "\n"),
-        max_new_tokens=256,
-        readings=(
-            Reading(
-                name="get_response",
-                extract=FIRST_LINE,
-                matches=exact_match(ignore_case=True, ignore_punctuation=True),
-            ),
-        ),
-    ),
-    headline="get_response",
+MMLU = letter_benchmarks("mmlu", load, describe=_description, titles=_title, language="en", answer=WRITE_LETTER)
+MMLU_PPL = letter_benchmarks(
+    "mmlu_ppl", load, describe=_description, titles=_title, language="en", has_alternative=False
 )

@@ -10,10 +10,9 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import request
 from mindspeed_llm.tasks.evaluation.benchmarks.agieval import BENCHMARK, SUBJECTS, load
-from mindspeed_llm.tasks.evaluation.judge import judge
 from mindspeed_llm.tasks.evaluation.requests import Generate
 from tests.tasks.evaluation import lm_eval_files
-from tests.tasks.evaluation.models import Constant, assert_oracle_is_right, constant_result
+from tests.tasks.evaluation.models import Constant, assert_oracle_is_right, constant_result, judged
 
 
 def _item(number: int, **more: object) -> dict:
@@ -55,10 +54,9 @@ def test_any_of_several_right_options_counts(folder: Path) -> None:
     subjects = {subject.name: subject for subject in load(folder)}
     for name, right in (("gaokao-physics", {1, 2}), ("jec-qa-kd", {0, 3})):
         subject = subjects[name]
-        asked = request(BENCHMARK, subject, subject.documents[0])
         for chosen in range(4):
             raw = [-1.0 if position == chosen else -50.0 for position in range(4)]
-            sample = judge(BENCHMARK, subject, subject.documents[0], asked, raw)
+            sample = judged(BENCHMARK, subject, subject.documents[0], raw)
             assert sample.correct == {"acc": chosen in right, "acc_norm": chosen in right}
 
 

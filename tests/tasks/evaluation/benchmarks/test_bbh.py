@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.evaluation.benchmark import context, request
+from mindspeed_llm.tasks.evaluation.benchmark import context
 from mindspeed_llm.tasks.evaluation.benchmarks.bbh import BENCHMARK, load
-from mindspeed_llm.tasks.evaluation.judge import judge
 from tests.tasks.evaluation import lm_eval_files
-from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result
+from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result, judged
 
 
 def _boolean(number: int) -> dict[str, str]:
@@ -62,7 +61,10 @@ def test_examples_of_the_subtask_itself_leave_out_the_one_asked(folder: Path) ->
 @pytest.mark.usefixtures("prompts")
 def test_examples_of_the_prompt_file_show_the_results_alone(folder: Path) -> None:
     subject = load(folder)[1]
-    assert [dict(shot.fields) for shot in subject.shots] == [_choice(number) for number in range(10, 13)]
+    assert [dict(shot.fields) for shot in subject.shots] == [
+        {**_choice(number), "worked": f"The answer is near.\nSo the answer is {_choice(number)['target']}."}
+        for number in range(10, 13)
+    ]
     text = context(BENCHMARK, subject, subject.documents[0], 1)
     assert text == (
         "Find what is true.\nTake care.\n\nQ: Which is more?\nOptions:\n(A) 10\n(B) 17\nA: (B)\n\n"
@@ -122,7 +124,7 @@ def test_an_oracle_is_right_and_a_constant_has_its_chance(folder: Path) -> None:
 def test_readings(folder: Path, text: str, first_line: bool, none: bool) -> None:
     subject = load(folder)[0]
     document = subject.documents[0]
-    sample = judge(BENCHMARK, subject, document, request(BENCHMARK, subject, document), text)
+    sample = judged(BENCHMARK, subject, document, text)
     assert sample.correct == {"first-line": first_line, "none": none}
 
 

@@ -49,6 +49,13 @@ def folder(tmp_path: Path) -> Path:
         ("He owes -$4.50", "-9/2"),
         ("It is .5 of it", "1/2"),
         ("They are 1, 2", "2"),
+        # A dash and a subtraction are no signs; fractions in LaTeX are numbers.
+        ("Left are:\n- 18", "18"),
+        ("That is 20 - 5", "5"),
+        ("x = -5", "-5"),
+        (r"So \boxed{\frac{1}{2}} of the 20.", "1/2"),
+        (r"So \boxed{-\frac{3}{4}}", "-3/4"),
+        (r"\boxed{1{,}000}", "1000"),
     ],
 )
 def test_the_number_of_an_answer(text: str, number: str) -> None:

@@ -10,9 +10,8 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import request
 from mindspeed_llm.tasks.evaluation.benchmarks.hellaswag import BENCHMARK, load
-from mindspeed_llm.tasks.evaluation.judge import judge
 from tests.tasks.evaluation import lm_eval_files
-from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result
+from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result, judged
 
 
 def _item(number: int) -> dict:
@@ -67,7 +66,7 @@ def test_texts_and_choices_are_those_of_lm_eval(file: Path) -> None:
 def test_the_length_of_an_ending_is_taken_out(file: Path) -> None:
     (subject,) = load(file)
     document = subject.documents[1]  # endings of 8, 29, 6 and 17 characters
-    sample = judge(BENCHMARK, subject, document, request(BENCHMARK, subject, document), [-16.0, -29.0, -15.0, -34.0])
+    sample = judged(BENCHMARK, subject, document, [-16.0, -29.0, -15.0, -34.0])
     assert sample.extracted == {"acc": "sings.", "acc_norm": "mixes flour and water slowly."}
     assert sample.correct == {"acc": False, "acc_norm": True}
 

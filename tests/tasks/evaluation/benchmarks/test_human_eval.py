@@ -12,10 +12,11 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Subject, request
 from mindspeed_llm.tasks.evaluation.benchmarks.human_eval import BENCHMARK, block_of_code, instructed, load
-from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult, evaluate
+from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult
+from mindspeed_llm.tasks.evaluation.requests import Generate
 from tests.tasks.evaluation import lm_eval_files
 from tests.tasks.evaluation.execution.test_sandbox import needs_sandbox
-from tests.tasks.evaluation.models import Constant
+from tests.tasks.evaluation.models import Constant, Toy, evaluate
 
 ROWS = [
     {
@@ -42,19 +43,14 @@ def _write(folder: Path, rows: Sequence[dict], name: str = "HumanEval.jsonl") ->
     return file
 
 
-class Answers:
+class Answers(Toy):
     """Writes given texts, one for each problem."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
+        self._texts = iter(texts)
 
-    def loglikelihood(self, requests: Sequence) -> list:
-        assert not requests
-        return []
-
-    def generate(self, requests: Sequence) -> Sequence[str]:
-        assert len(requests) == len(self.texts)
-        return self.texts
+    def write(self, question: Generate) -> str:
+        return next(self._texts)
 
 
 def _result(benchmark: Benchmark, subjects: Sequence[Subject], texts: Sequence[str]) -> BenchmarkResult:

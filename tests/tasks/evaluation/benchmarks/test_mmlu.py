@@ -10,9 +10,9 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import context, request
 from mindspeed_llm.tasks.evaluation.benchmarks.mmlu import MMLU, MMLU_PPL, load
-from mindspeed_llm.tasks.evaluation.judge import judge
+from mindspeed_llm.tasks.evaluation.filters import INVALID
 from tests.tasks.evaluation import lm_eval_files
-from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result
+from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result, judged
 
 SUBJECTS = ("anatomy", "high_school_physics")
 
@@ -90,26 +90,32 @@ def test_an_oracle_is_right_and_a_constant_has_a_chance_of_one_in_four(folder: P
 
 
 @pytest.mark.parametrize(
-    ("text", "extracted", "is_right"),
-    [(" B", "B", True), (" b.", "b.", True), ("(B)", "(B)", True), (" B. 2", "B. 2", False), ("", "", False)],
+    ("text", "letter", "line", "is_right"),
+    [
+        (" B", "B", "B", (True, True)),
+        (" b.", "B", "b.", (True, True)),
+        ("(B)", "B", "(B)", (True, True)),
+        (" B. 2", "B", "B. 2", (True, False)),
+        (" The answer is C.", "C", "The answer is C.", (False, False)),
+        ("", INVALID, "", (False, False)),
+    ],
 )
-def test_reading_a_written_letter(folder: Path, text: str, extracted: str, is_right: bool) -> None:
+def test_reading_a_written_letter(folder: Path, text: str, letter: str, line: str, is_right: tuple) -> None:
     subject = load(folder)[0]
     document = subject.documents[1]
-    sample = judge(MMLU, subject, document, request(MMLU, subject, document), text)
-    assert sample.extracted == {"get_response": extracted}
-    assert sample.correct == {"get_response": is_right}
+    sample = judged(MMLU, subject, document, text)
+    assert sample.extracted == {"letter": letter, "get_response": line}
+    assert sample.correct == dict(zip(("letter", "get_response"), is_right, strict=True))
 
 
 def test_the_likeliest_letter_wins_and_other_answers_are_refused(folder: Path) -> None:
     subject = load(folder)[0]
     document = subject.documents[2]
-    asked = request(MMLU_PPL, subject, document)
-    sample = judge(MMLU_PPL, subject, document, asked, [-3.0, -2.0, -1.5, -2.5])
+    sample = judged(MMLU_PPL, subject, document, [-3.0, -2.0, -1.5, -2.5])
     assert (sample.extracted, sample.gold, sample.correct, sample.is_tie) == ({"acc": "C"}, "C", {"acc": True}, False)
     for raw in ([-1.0, -2.0], [-1.0, -2.0, float("nan"), -3.0]):
         with pytest.raises(ValueError, match=r"anatomy_test.csv, line 6: the model gave .* for 4 choices"):
-            judge(MMLU_PPL, subject, document, asked, raw)
+            judged(MMLU_PPL, subject, document, raw)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""evaluation.py: from the command line to scores, samples and a report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import why_unwritable
+from mindspeed_llm.locks import FileLock, LockIsHeld
+from mindspeed_llm.observability.log import get_logger, setup_logging
+from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
+
+if TYPE_CHECKING:
+    from mindspeed_llm.tasks.evaluation.ranks import Ranks
+    from mindspeed_llm.tasks.evaluation.run import LoadedModel
+    from mindspeed_llm.tasks.evaluation.tasks import Task
+
+_LOG = get_logger("evaluation")
+_DEFAULT_FOLDER = Path("output/evaluation")
+_LOCK = ".evaluation.lock"
+# Flags that say where results go, not what they are.
+_NOT_DECISIVE = ("output_dir", "compare", "debug", "task", "task_data_path", "allow_code_execution")
+_NOT_VERSIONS = ("system", "device")
+
+Load = Callable[[Namespace], "LoadedModel"]
+
+
+def main(argv: list[str], load: Load | None = None) -> int:
+    """Evaluate as `argv` says.
+
+    Args:
+        load: gives the model that the flags name; None: `load_model`.
+
+    Returns:
+        The exit code.
+    """
+    args = evaluation_arguments(argv)
+    setup_logging()
+    compare = _comparison(args)
+    tasks = load_tasks(args)
+    folder = None if args.output_dir is None else Path(args.output_dir)
+    reason = why_unwritable(folder or _DEFAULT_FOLDER)
+    if reason is not None:
+        raise UserError(f"--output-dir {folder or _DEFAULT_FOLDER} cannot be written: {reason}")
+    for notice in args.notices:
+        _LOG.info("%s", notice)
+    model = (load or load_model)(args)
+
+    from mindspeed_llm.tasks.evaluation.ranks import Ranks
+    from mindspeed_llm.tasks.evaluation.tasks import fitted
+
+    tasks = [fitted(task, model.encode, model.max_length) for task in tasks]
+    asked = {task.name: task.decisive() for task in tasks}
+    about_model = {"description": model.description, "fingerprint": model.fingerprint, **model.decisive}
+    folder = folder or _DEFAULT_FOLDER / _name(asked, about_model)
+    ranks = Ranks()
+    lock = FileLock(folder / _LOCK, without_locks="do not let two evaluations write to one folder")
+    try:
+        if ranks.rank == 0:
+            _take(folder, lock, asked, about_model)
+        _run(args, tasks, model, ranks, folder, asked, about_model, compare)
+    finally:
+        if lock.is_held:
+            lock.remove()
+            lock.release()
+    return 0
+
+
+def load_tasks(args: Namespace) -> list[Task]:
+    """The tasks of the command line with their data read and checked.
+
+    Raises:
+        UserError: flags that do not go with a benchmark, or data that are missing or malformed.
+    """
+    from mindspeed_llm.tasks.evaluation.choosing import choose_all
+    from mindspeed_llm.tasks.evaluation.tasks import load_task
+
+    chosen = choose_all(args)
+    args.notices += tuple(notice for one in chosen for notice in one.notices)
+    tasks = [
+        load_task(
+            one,
+            max_eval_samples=args.max_eval_samples,
+            max_new_tokens=args.max_new_tokens,
+            instruction_template=args.instruction_template,
+        )
+        for one in chosen
+    ]
+    if any(task.benchmark.executes_code for task in tasks):
+        from mindspeed_llm.tasks.evaluation.execution.sandbox import check_sandbox
+
+        for gap in check_sandbox():
+            _LOG.warning("programs that the model writes are run in a sandbox, which does not protect from %s", gap)
+    return tasks
+
+
+def load_model(args: Namespace) -> LoadedModel:
+    """The model that the flags name, asked in the form that they say (a collective).
+
+    Raises:
+        UserError: there is no such model, or flags do not fit it.
+    """
+    from mindspeed_llm.platform import distributed
+    from mindspeed_llm.tasks.evaluation.model import EvaluatedModel
+    from mindspeed_llm.tasks.inference.load import load_causal_lm
+    from mindspeed_llm.tasks.inference.prompt_format import prompt_format
+    from mindspeed_llm.tasks.inference.source import find_source
+
+    source = find_source(args, distributed.world_size())
+    lm = load_causal_lm(args, source)
+    return EvaluatedModel(
+        lm,
+        None if args.no_chat_template else prompt_format(args, lm.tokenizer),
+        description=source.description,
+        decisive={"backend": source.backend, "dtype": args.dtype},
+        texts_at_once=args.evaluation_batch_size if "evaluation_batch_size" in args.given else None,
+    )
+
+
+def _comparison(args: Namespace) -> dict[str, Any] | None:
+    if args.compare is None:
+        return None
+    from mindspeed_llm.tasks.evaluation.results import SAMPLES, read_results
+
+    path = Path(args.compare)
+    content = read_results(path)
+    samples = (path if path.is_dir() else path.parent) / SAMPLES
+    return {**content, "samples_path": str(samples)} if samples.is_file() else content
+
+
+def _name(asked: Mapping[str, Any], about_model: Mapping[str, Any]) -> str:
+    """A folder's name for these questions to this model."""
+    text = json.dumps([asked, about_model], sort_keys=True, default=str)
+    return f"{'_'.join(asked)[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _take(folder: Path, lock: FileLock, asked: Mapping[str, Any], about_model: Mapping[str, Any]) -> None:
+    from mindspeed_llm.tasks.evaluation.results import check_same
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.take()
+    except LockIsHeld as held:
+        raise UserError(
+            f"--output-dir {folder}: another evaluation ({held.holder}) writes there; wait for it"
+        ) from None
+    check_same(folder, tasks=asked, model=about_model)
+
+
+def _run(
+    args: Namespace,
+    tasks: Sequence[Task],
+    model: LoadedModel,
+    ranks: Ranks,
+    folder: Path,
+    asked: Mapping[str, Mapping[str, Any]],
+    about_model: Mapping[str, Any],
+    compare: dict[str, Any] | None,
+) -> None:
+    from mindspeed_llm.observability.versions import versions
+    from mindspeed_llm.tasks.evaluation.progress import Progress
+    from mindspeed_llm.tasks.evaluation.results import REPORT, publish, results_of, sample_rows
+    from mindspeed_llm.tasks.evaluation.run import evaluate
+    from mindspeed_llm.tasks.evaluation.table import summary_line, table
+    from mindspeed_llm.tasks.evaluation.unfinished import Unfinished
+
+    unfinished = None
+    if model.fingerprint is None:
+        _LOG.warning("the weights cannot be told from others: an interrupted evaluation will begin anew")
+    else:
+        decisive = {"fingerprint": model.fingerprint, **model.decisive}
+        unfinished = Unfinished(folder, {name: {**facts, **decisive} for name, facts in asked.items()}, ranks)
+    samples = sum(len(task.items) for task in tasks)
+    _LOG.info("evaluating %s: %d samples; results go to %s", ", ".join(asked), samples, folder)
+    progress = Progress(enabled=ranks.rank == 0)
+    try:
+        results = evaluate(tasks, model, ranks, unfinished=unfinished, on_sample=progress)
+    finally:
+        progress.close()
+    if ranks.rank == 0:
+        content = results_of(
+            results,
+            tasks={task.name: task.described() for task in tasks},
+            model=about_model,
+            flags={name: getattr(args, name) for name in args.given if name not in _NOT_DECISIVE},
+            versions={name: number for name, number in versions().items() if name not in _NOT_VERSIONS},
+        )
+        publish(folder, content, sample_rows(results))
+        for result in results:
+            print(table(result), flush=True)
+            for warning in result.warnings:
+                _LOG.warning("%s", warning)
+            _LOG.info("%s", summary_line(result))
+        from mindspeed_llm.tasks.evaluation.report import write_report
+
+        write_report(content, sample_rows(results), folder / REPORT, compare)
+    # No rank removes its samples before the results are published.
+    ranks.gather_everywhere(None)
+    if unfinished is not None and ranks.is_first_of_node:
+        unfinished.remove()

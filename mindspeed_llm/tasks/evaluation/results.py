@@ -1,0 +1,156 @@
+"""results.json and samples.jsonl: what an evaluation has found, the same bytes wherever it ran."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import TEMPORARY_SUFFIX, sync_folder, write_durably
+from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult, SampleResult
+from mindspeed_llm.tasks.evaluation.scores import Score
+
+RESULTS, SAMPLES, REPORT = "results.json", "samples.jsonl", "report.html"
+FORMAT = 1
+_COMPARED = {"tasks": "other questions", "model": "another model"}
+
+
+def results_of(
+    results: Sequence[BenchmarkResult],
+    *,
+    tasks: Mapping[str, Mapping[str, Any]],
+    model: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """The content of results.json.
+
+    Args:
+        tasks: what decides the questions of each.
+        model: what was evaluated.
+        flags: those that were given.
+    """
+    return {
+        "format": FORMAT,
+        "results": {result.name: _result(result) for result in results},
+        "tasks": dict(tasks),
+        "model": dict(model),
+        "flags": dict(flags),
+        "versions": dict(versions),
+    }
+
+
+def _result(result: BenchmarkResult) -> dict[str, Any]:
+    return {
+        **_numbers(result.total[result.headline]),
+        "metric": result.headline,
+        "metrics": {metric: _numbers(score) for metric, score in result.total.items()},
+        "subjects": {
+            subject: {
+                **_numbers(scores[result.headline]),
+                "metrics": {metric: _numbers(score) for metric, score in scores.items()},
+            }
+            for subject, scores in result.subjects.items()
+        },
+        "warnings": list(result.warnings),
+    }
+
+
+def _numbers(score: Score) -> dict[str, Any]:
+    return {"correct": score.correct, "total": score.total, "accuracy": score.accuracy, "stderr": score.stderr}
+
+
+def sample_rows(results: Sequence[BenchmarkResult]) -> Iterator[dict[str, Any]]:
+    """The lines of samples.jsonl."""
+    for result in results:
+        for sample in result.samples:
+            yield _row(result.name, sample)
+
+
+def _row(task: str, sample: SampleResult) -> dict[str, Any]:
+    is_chosen = isinstance(sample.raw, tuple)
+    return {
+        "task": task,
+        "subject": sample.subject,
+        "index": sample.index,
+        "prompt": sample.prompt,
+        "raw": list(sample.raw) if is_chosen else sample.raw,
+        **({"choices": list(sample.choices)} if is_chosen else {}),
+        "extracted": sample.extracted,
+        "gold": sample.gold,
+        "correct": sample.correct,
+        **({"is_tie": True} if sample.is_tie else {}),
+        **({"cut_tokens": sample.cut_tokens} if sample.cut_tokens else {}),
+    }
+
+
+def publish(folder: Path, content: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> None:
+    """Write both files, each so that a crash leaves the old content or the new one; results.json comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{SAMPLES}{TEMPORARY_SUFFIX}"
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            for row in rows:
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(folder / SAMPLES)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+    write_durably(folder / RESULTS, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A results.json of an earlier evaluation.
+
+    Raises:
+        UserError: it is not there, or is something else.
+    """
+    path = path / RESULTS if path.is_dir() else path
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), expected the {RESULTS} of an evaluation") from None
+    except ValueError as error:
+        raise UserError(f"{path}: no JSON ({error}), expected the {RESULTS} of an evaluation") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not _is_complete(content):
+        raise UserError(f"{path}: expected the {RESULTS} of an evaluation, with field 'format' {FORMAT}")
+    return content
+
+
+def _is_complete(content: Mapping[str, Any]) -> bool:
+    results = content.get("results")
+    return isinstance(results, dict) and all(
+        isinstance(result, dict) and {"correct", "total", "accuracy", "stderr", "metric", "subjects"} <= set(result)
+        for result in results.values()
+    )
+
+
+def check_same(folder: Path, *, tasks: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Let results of the same evaluation be replaced, and no others.
+
+    Raises:
+        UserError: the folder has results of other questions or of another model.
+    """
+    path = folder / RESULTS
+    if not path.exists():
+        return
+    earlier, now = read_results(path), json.loads(json.dumps({"tasks": tasks, "model": model}))
+    different = [what for part, what in _COMPARED.items() if _decisive(earlier.get(part)) != _decisive(now[part])]
+    if different:
+        raise UserError(
+            f"--output-dir {folder} holds the results of {' and '.join(different)}; name another folder, or remove "
+            f"{RESULTS} there"
+        )
+
+
+def _decisive(part: Any) -> Any:
+    """Without the place of the data, which may move."""
+    if not isinstance(part, dict):
+        return part
+    return {name: _decisive(value) for name, value in part.items() if name != "data_path"}
