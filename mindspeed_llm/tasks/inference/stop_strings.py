@@ -26,6 +26,8 @@ class GrowingText:
         self._before: list[int] = []
         self._before_length = 0
         self._new: list[int] = []
+        self._ends: list[tuple[int, bool]] = []
+        """After each token: the length of the text, and whether bytes of an unfinished character follow."""
 
     @property
     def text(self) -> str:
@@ -44,6 +46,18 @@ class GrowingText:
             self._pending = ""
             self._before, self._new = self._new, []
             self._before_length = len(self._decode(self._before))
+        self._ends.append((len(self._settled) + len(self._pending), len(whole) < len(decoded)))
+
+    def tokens_before(self, position: int) -> int:
+        """How many of the tokens come before the one in which the character at `position` begins."""
+        # From the end: what is asked about is near it.
+        count = len(self._ends)
+        while count and self._ends[count - 1][0] > position:
+            count -= 1
+        # The first bytes of the character may be in tokens before.
+        while count and self._ends[count - 1] == (position, True):
+            count -= 1
+        return count
 
 
 def first_stop(text: str, strings: Sequence[str], *, checked: int = 0) -> int | None:
@@ -60,23 +74,3 @@ def certain_length(text: str, strings: Sequence[str]) -> int:
         if any(string.startswith(text[start:]) for string in strings):
             return start
     return len(text)
-
-
-def tokens_before(ids: Sequence[int], position: int, decode: Decode) -> int:
-    """How many of the tokens come before the one in which the character at `position` of their text begins."""
-
-    def decoded(count: int) -> tuple[str, str]:
-        text = decode(ids[:count])
-        return text, text.rstrip(_UNFINISHED)
-
-    # From the end: a stop string is found as soon as it is whole, so that it began a few tokens ago.
-    count = len(ids) - 1
-    while count and len(decoded(count)[1]) > position:
-        count -= 1
-    # The first bytes of the character itself may be in tokens before.
-    while count:
-        text, whole = decoded(count)
-        if len(whole) < position or len(whole) == len(text):
-            break
-        count -= 1
-    return count

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindspeed_llm.tasks.inference.generation import Completion, FinishReason, Request
 from mindspeed_llm.tasks.inference.sampling import Sampler
-from mindspeed_llm.tasks.inference.stop_strings import Decode, GrowingText, certain_length, first_stop, tokens_before
+from mindspeed_llm.tasks.inference.stop_strings import Decode, GrowingText, certain_length, first_stop
 
 
 class TextInWork:
@@ -91,7 +91,8 @@ class TextInWork:
         self._checked = len(text)
         if place is None:
             return False
-        count = tokens_before(self._ids, place, self._decode)
+        assert self._growing is not None
+        count = self._growing.tokens_before(place)
         del self._ids[count:], self._logprobs[count:], self._top[count:]
         self._text = text[:place]
         self.finish_reason = "stop"
