@@ -29,15 +29,17 @@ KINDS: dict[Kind, str] = {
 }
 _EXPECTED = (
     "Expected a Hugging Face model directory, an adapter's folder, the output_dir or a checkpoint "
-    "(checkpoints/global_step_N) of train_fsdp2.py, or the --save folder or a checkpoint (iter_*) of the Megatron backend"
+    "(checkpoints/global_step_N) of train_fsdp2.py, or the --save folder or a checkpoint (iter_*) of the Megatron "
+    "backend"
 )
 _MEGATRON_RANKS = "mp_rank_*"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a path leads to. `folder` is where it lies: of an FSDP2 run the checkpoint itself, for `mcore` the path as it
-    was given (the folder of several has a file that names the latest). A hub id stands in `folder` as it was written.
+    """What a path leads to. `folder` is where it lies: of an FSDP2 run the checkpoint itself, for `mcore` the path as
+    it was given (the folder of several has a file that names the latest). A hub id stands in `folder` as it was
+    written.
     """
 
     kind: Kind

@@ -21,6 +21,7 @@ from mindspeed_llm.tasks.inference.adapters.hf_cache import (
     Plan,
     cache_argument,
     find_layers,
+    has_mask_per_type,
     layer_types,
 )
 from mindspeed_llm.tasks.inference.backend import Batch, Cache
@@ -34,8 +35,8 @@ _UNBOUNDED = sys.maxsize
 
 
 class HFBackend:
-    """See `backend.Backend`. A model whose state is no cache of keys and values computes each text anew with every token,
-    and a line of the log says so.
+    """See `backend.Backend`. A model whose state is no cache of keys and values computes each text anew with every
+    token, and a line of the log says so.
 
     Args:
         model: on its device, in eval mode; fully_shard may have been applied.
@@ -122,9 +123,9 @@ class HFBackend:
             logger.info("Each new token takes a forward pass over its whole text: %s", reason)
             return None
         config = self.model.config.get_text_config()
-        self._has_mask_per_type = getattr(config, "layer_types", None) is not None
+        self._has_mask_per_type = has_mask_per_type(self.model)
         self._windows = {
-            kind: config.sliding_window if kind == SLIDING else None for kind in dict.fromkeys(layer_types(config))
+            kind: config.sliding_window if kind == SLIDING else None for kind in dict.fromkeys(layer_types(self.model))
         }
         self._mask_dtype = layers[0].dtype
         self._needs_mask = self.model.config._attn_implementation != _MASKLESS

@@ -7,13 +7,14 @@ H heads of keys and values, D their size.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache as TransformersCache
 
 from mindspeed_llm.errors import UserError
@@ -95,8 +96,8 @@ class Plan:
         return 0 if window is None else max(0, self.lowest + 1 - window)
 
     def mask(self, window: int | None, dtype: torch.dtype, *, always: bool) -> Tensor | None:
-        """What is added to the attention scores, [R or 1, 1, W, positions seen]; None where nothing need be, or causality
-        alone. `always`: the attention does not know causality by itself.
+        """What is added to the attention scores, [R or 1, 1, W, positions seen]; None where nothing need be, or
+        causality alone. `always`: the attention does not know causality by itself.
         """
         if not always:
             if self.width == 1 and self.is_level:
@@ -215,16 +216,26 @@ class NoKeyValueCache(Exception):
     """A model keeps something else of a text than keys and values of each token; says what."""
 
 
-def layer_types(config: PretrainedConfig) -> list[str]:
-    """The kind of attention of each layer, as transformers' own masks follow from a configuration."""
+def layer_types(model: PreTrainedModel) -> list[str]:
+    """The kind of attention of each layer, as transformers' own masks follow from a configuration.
+
+    A model whose code makes no masks with windows takes no notice of one in its configuration.
+    """
+    config = model.config.get_text_config()
     count = config.num_hidden_layers
-    if getattr(config, "layer_types", None) is not None:
+    if has_mask_per_type(model):
         return list(config.layer_types)[:count]
-    if getattr(config, "sliding_window", None) is not None:
+    makes = vars(sys.modules[type(model).__module__])
+    if getattr(config, "sliding_window", None) is not None and "create_sliding_window_causal_mask" in makes:
         return [SLIDING] * count
-    if getattr(config, "attention_chunk_size", None) is not None:
+    if getattr(config, "attention_chunk_size", None) is not None and "create_chunked_causal_mask" in makes:
         return ["chunked_attention"] * count
     return [FULL] * count
+
+
+def has_mask_per_type(model: PreTrainedModel) -> bool:
+    """Whether the model takes one mask for each kind of its layers, by its name."""
+    return getattr(model.config.get_text_config(), "layer_types", None) is not None
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -251,7 +262,7 @@ def find_layers(model: PreTrainedModel, device: torch.device) -> list[Layer]:
     config = model.config.get_text_config()
     if getattr(model, "_is_stateful", False) or config.is_encoder_decoder:
         raise NoKeyValueCache(f"{type(model).__name__} has a state that is no cache of keys and values")
-    types = layer_types(config)
+    types = layer_types(model)
     if other := sorted(set(types) - {FULL, SLIDING}):
         raise NoKeyValueCache(f"{type(model).__name__} has layers of {', '.join(other)}")
     recorder = _Recorder()

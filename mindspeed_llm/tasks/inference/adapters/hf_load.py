@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
 from mindspeed_llm.platform.device import current_device
 from mindspeed_llm.tasks.inference.adapters.hf import HFBackend
+from mindspeed_llm.tasks.inference.adapters.hf_build import (
+    Asked,
+    DType,
+    build_sharded,
+    load_whole,
+    merge_adapters,
+    naming,
+    prepare_adapters,
+)
+from mindspeed_llm.tasks.inference.adapters.hf_checkpoint import cached_folder, load_checkpoint
 from mindspeed_llm.tasks.inference.kinds import Kind
 
 if TYPE_CHECKING:
     from mindspeed_llm.fsdp2.config.model_config import ModelConfig
 
-logger = get_logger(__name__)
-
-DType = Literal["auto", "fp32", "bf16", "fp16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_MODEL, _ADAPTER = "model.model_name_or_path", "model.adapter_name_or_path"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -63,30 +69,120 @@ def load_hf(
     if distributed.world_size() > 1:
         distributed.init_process_group()
     shard = shard and distributed.world_size() > 1
-    if kind == "hf":
-        folder = _local_folder(str(path))
-        model = _load_directory(folder, dtype=dtype, device=device, shard=shard, trust_remote_code=trust_remote_code)
-        tokenizer = folder
-    else:
-        raise AssertionError(kind)
-    return HFBackend(_ready(model), device=device, is_sharded=shard), tokenizer
-
-
-def _ready(model: PreTrainedModel) -> PreTrainedModel:
+    asked = Asked(dtype=dtype, device=device, shard=shard, trust_remote_code=trust_remote_code)
+    with _without_progress_bars():
+        if kind == "hf":
+            folder = tokenizer = _local_folder(str(path))
+            with naming("--load"):
+                model = _load_directory(folder, asked)
+        elif kind == "peft":
+            model, tokenizer = _load_adapter(Path(path), base_model, asked)
+        elif kind == "fsdp2":
+            model, tokenizer = load_checkpoint(Path(path), base_model, asked)
+        else:
+            raise AssertionError(f"no kind of this backend: {kind}")
     model.config.use_cache = True
-    return model.eval().requires_grad_(False)
+    return HFBackend(model.eval().requires_grad_(False), device=device, is_sharded=shard), tokenizer
+
+
+def _load_directory(folder: Path, asked: Asked) -> PreTrainedModel:
+    from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+    from mindspeed_llm.fsdp2.config.model_files import check_model_files
+
+    named = ModelConfig(model_name_or_path=str(folder), trust_remote_code=asked.trust_remote_code)
+    check_model_files(named)
+    return build_sharded(named, asked) if asked.shard else load_whole(named, asked)
+
+
+def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[PreTrainedModel, Path]:
+    from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+    from mindspeed_llm.fsdp2.config.model_files import check_model_files
+    from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG, WEIGHTS, read_peft_config
+
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"--load {folder} has no {WEIGHTS} beside its {CONFIG}; copy it there, or save the adapter with PEFT's "
+            "save_pretrained"
+        )
+    base = _base_of(folder, base_model)
+    named = ModelConfig(
+        model_name_or_path=str(base),
+        adapter_name_or_path=str(folder),
+        trust_remote_code=asked.trust_remote_code,
+    )
+    with naming(f"the model of the adapter {folder}" if base_model is None else "--base-model"):
+        check_model_files(dataclasses.replace(named, adapter_name_or_path=None))
+    try:
+        read_peft_config(folder / CONFIG, may_vary=True)
+    except UserError as error:
+        if asked.shard:
+            raise UserError(f"--load: {error}: another kind of adapter can only be loaded whole on each rank") from None
+        with naming("--base-model"):
+            model = load_whole(named, asked)
+        model = _merged_by_peft(model, folder)
+    else:
+        with naming("--load"):
+            model = build_sharded(named, asked) if asked.shard else _with_plain_adapter(named, asked)
+    has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    return model, folder if has_tokenizer else base
+
+
+def _base_of(folder: Path, base_model: Path | None) -> Path:
+    from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG
+
+    if base_model is not None:
+        return _local_folder(str(base_model), flag="--base-model")
+    try:
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        said = content.get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"--load: {folder / CONFIG} cannot be read ({error}); expected a JSON object") from error
+    if said and (found := cached_folder(said)).is_dir():
+        return found
+    where = f"names {said} as its model, which is not here" if said else "does not name its model"
+    raise UserError(f"--load {folder}: {CONFIG} {where}; give the model's directory with --base-model")
+
+
+def _with_plain_adapter(named: ModelConfig, asked: Asked) -> PreTrainedModel:
+    from mindspeed_llm.fsdp2.models.adapters import add_adapters, fill_adapters
+
+    model = load_whole(named, asked)
+    add_adapters(model, named)
+    prepare_adapters(model)
+    fill_adapters(model, named, seed=0)
+    return merge_adapters(model)
+
+
+def _merged_by_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The kinds of adapters that are no plain LoRA."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        try:
+            return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        except (UserWarning, ValueError, RuntimeError, KeyError, TypeError, NotImplementedError) as error:
+            text = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"--load {folder} cannot be added to {type(model).__name__} ({text}); name the model that it was made "
+                "for with --base-model"
+            ) from error
 
 
 @contextmanager
-def _naming(flag: str) -> Iterator[None]:
-    """Errors about files name the flag that they were found by, not the field of a training run."""
+def _without_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging as library
+
+    was_on = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
     try:
         yield
-    except UserError as error:
-        raise UserError(str(error).replace(_MODEL, flag).replace(_ADAPTER, flag)) from error
+    finally:
+        if was_on:
+            library.enable_progress_bar()
 
 
-def _local_folder(text: str) -> Path:
+def _local_folder(text: str, flag: str = "--load") -> Path:
     """The folder itself, or for a hub id where its files lie: fetched, unless HF_HUB_OFFLINE is set."""
     if Path(text).is_dir():
         return Path(text)
@@ -96,51 +192,6 @@ def _local_folder(text: str) -> Path:
         return Path(snapshot_download(text, ignore_patterns=["*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"--load {text} is no folder here, and as a hub id it could not be fetched ({error}). Name the folder of a "
+            f"{flag} {text} is no folder here, and as a hub id it could not be fetched ({error}). Name the folder of a "
             "model, or a hub id that can be reached"
         ) from error
-
-
-def _chosen_dtype(dtype: DType, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    if dtype != "auto":
-        return _DTYPES[dtype]
-    if device.type == "cpu":
-        return torch.float32
-    said = config.get_text_config().dtype
-    return said if isinstance(said, torch.dtype) else torch.bfloat16
-
-
-def _load_directory(
-    folder: Path, *, dtype: DType, device: torch.device, shard: bool, trust_remote_code: bool
-) -> PreTrainedModel:
-    from mindspeed_llm.fsdp2.config.model_config import ModelConfig
-    from mindspeed_llm.fsdp2.config.model_files import check_model_files
-    from mindspeed_llm.fsdp2.models.model_factory import load_model_config
-
-    named = ModelConfig(model_name_or_path=str(folder), trust_remote_code=trust_remote_code)
-    with _naming("--load"):
-        check_model_files(named)
-        config = load_model_config(named)
-        chosen = _chosen_dtype(dtype, config, device)
-        if getattr(config, "quantization_config", None) is None:
-            _check_weights(named, config)
-    return AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=chosen, trust_remote_code=trust_remote_code
-    ).to(device)
-
-
-def _check_weights(named: ModelConfig, config: PretrainedConfig) -> None:
-    """Compare the headers of the files with the model: transformers would fill gaps with random numbers."""
-    from mindspeed_llm.fsdp2.models.model_factory import check_weights
-
-    check_weights(named, _on_meta(named, config))
-
-
-def _on_meta(named: ModelConfig, config: PretrainedConfig) -> PreTrainedModel:
-    from mindspeed_llm.fsdp2.config.config import Config
-    from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
-    from mindspeed_llm.fsdp2.models.model_factory import build_on_meta
-
-    # A copy: building a model notes its type and implementations in the configuration.
-    run = Config(model=named, training=TrainingConfig(output_dir=""))
-    return build_on_meta(run, copy.deepcopy(config))
