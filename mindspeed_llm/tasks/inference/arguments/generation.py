@@ -8,6 +8,8 @@ _MAIN = "tasks.inference.main"
 _FILE = "tasks.inference.prompt_file"
 _CHAT = "tasks.inference.chat"
 _SETTINGS = "tasks.inference.settings"
+_ANSWERING = "tasks.inference.answering"
+_SERVE = "tasks.inference.serve"
 
 WHAT = Group(
     title="What to do",
@@ -71,16 +73,20 @@ GENERATION = Group(
             "sampling: draw one of the most likely tokens whose probabilities reach this sum.",
             _SETTINGS,
         ),
-        value("--num-beams", positive, 2, "beam search: answers that are followed at once.", _MAIN),
+        value("--num-beams", positive, 2, "beam search: answers that are followed at once.", _ANSWERING),
         value(
             "--length-penalty",
             number,
             1.0,
             "beam search: the sum of an answer's log-probabilities is divided by its length to this power.",
-            _MAIN,
+            _ANSWERING,
         ),
         value(
-            "--batch-size", positive, 8, "texts that are worked on at once (--prompt-file, --serve).", "tasks.inference"
+            "--batch-size",
+            positive,
+            8,
+            "texts that are worked on at once (--prompt-file, --serve).",
+            "tasks.inference.load",
         ),
     ),
 )
@@ -93,10 +99,8 @@ SERVING = Group(
             "answer requests of OpenAI's interface: /v1/models, /v1/completions, /v1/chat/completions.",
             _MAIN,
         ),
-        value(
-            "--host", str, "127.0.0.1", "address to listen on; others than loopback need --api-key.", "tasks.inference"
-        ),
-        value("--port", count, 8000, "port to listen on; 0: one that is free.", "tasks.inference"),
-        value("--api-key", str, None, "key that clients must send.", "tasks.inference", metavar="KEY"),
+        value("--host", str, "127.0.0.1", "address to listen on; others than loopback need --api-key.", _SERVE),
+        value("--port", count, 8000, "port to listen on; 0: one that is free.", _SERVE),
+        value("--api-key", str, None, "key that clients must send.", _SERVE, metavar="KEY"),
     ),
 )

@@ -15,7 +15,7 @@ MODEL = Group(
             None,
             "what to load; its kind is found out: a Hugging Face model directory, a PEFT adapter, a checkpoint of the "
             "FSDP2 backend (or the output folder of its run), a folder of Megatron checkpoints.",
-            f"{_SOURCE} {_LOAD}",
+            _SOURCE,
             metavar="DIR",
         ),
         value(
@@ -54,7 +54,7 @@ MODEL = Group(
             "auto",
             "of weights and computation; auto: what --bf16 or --fp16 say, else fp32, except with hf on an "
             "accelerator: as config.json has it.",
-            "tasks.inference.arguments.checks",
+            f"tasks.inference.arguments.checks {_LOAD}",
             choices=("auto", "fp32", "bf16", "fp16"),
         ),
         switch("--bf16", "as --dtype bf16.", "tasks.inference.arguments.checks"),
@@ -79,7 +79,9 @@ MODEL = Group(
             "tasks.inference.main",
             metavar="RANKS",
         ),
-        value("--seed", integer, 1234, "start of the random numbers; each prompt has its own.", "tasks.inference"),
+        value(
+            "--seed", integer, 1234, "start of the random numbers; each prompt has its own.", "tasks.inference.settings"
+        ),
     ),
 )
 
