@@ -80,7 +80,7 @@ def load_hf_weights(chunks: Sequence[nn.Module], folder: Path, args: Namespace) 
     model = bind(loaded.family, loaded.settings, topology_of(args))
     source = WithCopies(loaded.source, model.written_copies)
     left = fill(
-        [_parameters(chunk) for chunk in chunks], model, source, misplaced=lambda found: f"{folder}: {found}; {_HINT}"
+        [parameters(chunk) for chunk in chunks], model, source, misplaced=lambda found: f"{folder}: {found}; {_HINT}"
     )
     if left:
         raise UserError(f"{folder} has nothing for {left[0]} and {len(left) - 1} more parameters of the model; {_HINT}")
@@ -122,7 +122,7 @@ def fill(
     return [key for _, key in sorted(left)]
 
 
-def _parameters(chunk: nn.Module) -> dict[str, torch.Tensor]:
+def parameters(chunk: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, and buffers that checkpoints hold, by their keys in a checkpoint."""
     return {name: value for name, value in chunk.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 

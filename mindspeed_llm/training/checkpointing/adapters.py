@@ -89,7 +89,7 @@ def _load_model(found: Opened, args: Namespace, model: TrainingModel, settings: 
             "--lora-load"
         )
     if args.lora_load is None and Part.ADAPTERS in parts:
-        _check_flags(found, settings, args)
+        check_flags(found, settings, args)
         return load_opened(found, args, model)
     weights_only = Namespace(**{**vars(args), "finetune": True})
     load_opened(found, weights_only, model, Part.BASE)
@@ -130,12 +130,12 @@ def _load_adapters(args: Namespace, model: TrainingModel, settings: LoraSettings
             return None
         if Part.ADAPTERS not in parts_in(found):
             raise UserError(f"--load {found.chosen.folder} holds no adapters; expected the checkpoint of a LoRA run")
-        _check_flags(found, settings, args)
+        check_flags(found, settings, args)
         return load_opened(found, of_adapters, model, Part.ADAPTERS)
 
 
-def _check_flags(found: Opened, settings: LoraSettings, args: Namespace) -> None:
-    """Compare the flags of LoRA with those that a checkpoint was written with, where it says them.
+def check_flags(found: Opened, settings: LoraSettings, args: Namespace) -> None:
+    """Compare the flags of LoRA with those that the adapters of a checkpoint were written with, where it says them.
 
     Raises:
         UserError: names both values.

@@ -98,6 +98,15 @@ def open_checkpoint(args: Namespace) -> Opened | None:
             )
         logger.warning("--load %s holds no checkpoint: training starts from initial weights", folder)
         return None
+    return open_chosen(chosen, args, storage, is_own=is_own)
+
+
+def open_chosen(chosen: Chosen, args: Namespace, storage: Storage, *, is_own: bool = False) -> Opened:
+    """Compare a checkpoint that was found with the arguments (a collective).
+
+    Raises:
+        UserError, CheckpointError: see `load_checkpoint`.
+    """
     content = storage.together(f"loading {chosen.folder}", lambda: _read(chosen, args))
     return Opened(chosen=chosen, content=content, storage=storage, is_own=is_own)
 
@@ -138,13 +147,22 @@ def load_weights(args: Namespace, modules: Sequence[nn.Module]) -> None:
     """
     found = open_checkpoint(args)
     assert found is not None, "without --save a folder without checkpoints is an error"
+    load_opened_weights(found, args, modules)
+
+
+def load_opened_weights(found: Opened, args: Namespace, modules: Sequence[nn.Module], part: Part = Part.ALL) -> None:
+    """Fill a model that is not trained, or a part of it, from a checkpoint that is open (a collective).
+
+    Raises:
+        UserError, CheckpointError: see `load_checkpoint`.
+    """
     folder, model = found.chosen.folder, cast(TrainingModel, _WeightsAlone(modules))
     _say_differences(found.content, args, folder, goes_on=False)
     if found.chosen.ckpt_format == TORCH:
         path = folder / rank_files.own_folder(args) / rank_files.RANK_FILE
-        found.storage.together(f"loading {folder}", lambda: rank_files.load_model(found.content, model, path))
+        found.storage.together(f"loading {folder}", lambda: rank_files.load_model(found.content, model, path, part))
     else:
-        sharded_reading.load(folder, found.content, model, found.storage, optimizer=False, random=False)
+        sharded_reading.load(folder, found.content, model, found.storage, optimizer=False, random=False, part=part)
 
 
 def _read(chosen: Chosen, args: Namespace) -> Mapping[str, Any]:

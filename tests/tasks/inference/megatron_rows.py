@@ -125,6 +125,34 @@ def ask(
         }
 
 
+def ask_checkpoint(*, flags: Sequence[str], reference: str | None) -> dict[str, Any]:
+    """Logits of the model that a command line names, whose shape its checkpoint says, see `ask`.
+
+    Args:
+        reference: the folder with `reference.pt`; None: nothing is asked.
+    """
+    from mindspeed_llm.errors import UserError
+    from mindspeed_llm.features_manager.features import FEATURES
+    from mindspeed_llm.tasks.inference.adapters.megatron_checkpoint import apply_adapters, apply_checkpoint
+    from mindspeed_llm.training.arguments.model_from_hf import apply_model_from_hf
+    from mindspeed_llm.training.arguments.parser import parse
+
+    args = parse(list(flags), FEATURES)
+    try:
+        if (Path(args.load) / "config.json").is_file():
+            args.model_from_hf = args.load
+            text = apply_model_from_hf(args)
+        else:
+            text = apply_checkpoint(args)
+        if args.lora_load is not None:
+            text += apply_adapters(args)
+        with loaded(args) as backend:
+            found = {} if reference is None else _logits(backend, torch.load(Path(reference) / "reference.pt"))
+            return {**found, "error": None, "text": text, "vocab_size": backend.vocab_size, "dtype": backend.dtype}
+    except UserError as error:
+        return {"error": str(error)}
+
+
 def _logits(backend: MegatronBackend, reference: dict[str, Tensor]) -> dict[str, Any]:
     ids, expected = reference["ids"], reference["logits"]
     errors: dict[str, float] = {}

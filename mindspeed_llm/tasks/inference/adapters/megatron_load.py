@@ -59,7 +59,6 @@ def _filled_model(args: Namespace) -> LlmGptModel:
     """This rank's stage with its weights, in the dtype that it computes in (a collective)."""
     from megatron.core.transformer.module import Float16Module
 
-    from mindspeed_llm.core.lora.attach import attach
     from mindspeed_llm.core.lora.settings import lora_settings
     from mindspeed_llm.tasks.inference.adapters.megatron_weights import fill
     from mindspeed_llm.tasks.models.config import transformer_config
@@ -71,10 +70,7 @@ def _filled_model(args: Namespace) -> LlmGptModel:
     config.init_method = config.output_layer_init_method = config.embedding_init_method = _leave
     [model] = build_chunks(args, config)
     _check_attention(model)
-    lora = lora_settings(args)
-    if lora is not None:
-        attach([model], lora)
-    fill(model, args, lora)
+    fill(model, args, lora_settings(args))
     return Float16Module(config, model).module if args.bf16 or args.fp16 else model
 
 
