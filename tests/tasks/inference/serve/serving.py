@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
 import openai
@@ -139,6 +140,19 @@ def serving(
     assert not thread.is_alive()
     if failed:
         raise failed[0]
+
+
+def serving_args(**changes: object) -> Namespace:
+    """What inference.py makes of --serve, as far as the endpoint looks at it; the port is any."""
+    values = {"host": "127.0.0.1", "port": 0, "api_key": None, "load": "runs/toy", "max_length": None}
+    values |= {"prompt_type": None, "prompt_type_path": None, "hf_chat_template": False}
+    values |= {"enable_thinking": "none", "drop_thinking": "true", "reasoning_effort": None}
+    return Namespace(**{**values, **changes})
+
+
+def url_in(log: str) -> str:
+    """The base address that the log names."""
+    return log.split("serving at ")[1].split(",")[0]
 
 
 def client_of(service: Service, *, api_key: str = "none", **options: object) -> openai.OpenAI:
