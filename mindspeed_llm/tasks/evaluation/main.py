@@ -14,6 +14,8 @@ from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.locks import FileLock, LockIsHeld
 from mindspeed_llm.observability.log import get_logger, setup_logging
 from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
+from mindspeed_llm.tasks.evaluation.choosing import Chosen, choose_all
+from mindspeed_llm.tasks.evaluation.results import decisive
 
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.evaluation.ranks import Ranks
@@ -31,33 +33,43 @@ Load = Callable[[Namespace], "LoadedModel"]
 
 
 def main(argv: list[str], load: Load | None = None) -> int:
-    """Evaluate as `argv` says.
+    """Evaluate as `argv` says. Flags, data and the kind of the model are checked before a model is loaded.
 
     Args:
         load: gives the model that the flags name; None: `load_model`.
 
     Returns:
         The exit code.
+
+    Raises:
+        UserError: a mistake in the flags, the data, or the model.
+        SystemExit: `--help`.
     """
     args = evaluation_arguments(argv)
     setup_logging()
     compare = _comparison(args)
-    tasks = load_tasks(args)
-    folder = None if args.output_dir is None else Path(args.output_dir)
-    reason = why_unwritable(folder or _DEFAULT_FOLDER)
-    if reason is not None:
-        raise UserError(f"--output-dir {folder or _DEFAULT_FOLDER} cannot be written: {reason}")
+    place = Path(args.output_dir) if args.output_dir is not None else _DEFAULT_FOLDER
+    if (reason := why_unwritable(place)) is not None:
+        raise UserError(f"--output-dir {place} cannot be written: {reason}")
+    chosen = choose_all(args)
+    plan = None if load is not None else _checked_source(args)
+    tasks = load_tasks(args, chosen)
     for notice in args.notices:
         _LOG.info("%s", notice)
-    model = (load or load_model)(args)
+    if args.check is not None:
+        _print_plan(plan, tasks)
+        return 0
+    import torch.distributed as dist
 
     from mindspeed_llm.tasks.evaluation.ranks import Ranks
     from mindspeed_llm.tasks.evaluation.tasks import fitted
 
+    joined_before = dist.is_initialized()
+    model = (load or load_model)(args)
     tasks = [fitted(task, model.encode, model.max_length) for task in tasks]
     asked = {task.name: task.decisive() for task in tasks}
     about_model = {"description": model.description, "fingerprint": model.fingerprint, **model.decisive}
-    folder = folder or _DEFAULT_FOLDER / _name(asked, about_model)
+    folder = place if args.output_dir is not None else place / _name(asked, decisive(about_model))
     ranks = Ranks()
     lock = FileLock(folder / _LOCK, without_locks="do not let two evaluations write to one folder")
     try:
@@ -68,19 +80,55 @@ def main(argv: list[str], load: Load | None = None) -> int:
         if lock.is_held:
             lock.remove()
             lock.release()
+    # Not after an error: ranks agree through the job on who tells it.
+    model.close()
+    if not joined_before:
+        from mindspeed_llm.platform import distributed
+
+        distributed.destroy_process_group()
     return 0
 
 
-def load_tasks(args: Namespace) -> list[Task]:
-    """The tasks of the command line with their data read and checked.
+def _checked_source(args: Namespace) -> str:
+    """Check what can be checked of the model without loading it; what is planned for it, with --check.
 
     Raises:
-        UserError: flags that do not go with a benchmark, or data that are missing or malformed.
+        UserError: there is no such model, or flags do not fit it.
     """
-    from mindspeed_llm.tasks.evaluation.choosing import choose_all
+    from mindspeed_llm.tasks.inference.source import find_source, world_size_of
+
+    world_size = world_size_of(args)
+    source = find_source(args, world_size)
+    if source.backend == "megatron":
+        from mindspeed_llm.tasks.inference.megatron_model import check
+
+        check(args, source, world_size)
+    if args.check is None:
+        return ""
+    from mindspeed_llm.tasks.inference.plan import plan_text
+
+    return plan_text(args, source, world_size)
+
+
+def _print_plan(plan: str | None, tasks: Sequence[Task]) -> None:
+    from mindspeed_llm.platform import distributed
+
+    if not distributed.is_rank_zero():
+        return
+    for task in tasks:
+        count = f"{len(task.items)} samples" if task.items else "samples that are made for the model"
+        print(f"{task.name:<16} {count}, subjects: {len(task.subjects)}, examples in a prompt: {task.num_fewshot}")
+    print(plan or "", flush=True)
+
+
+def load_tasks(args: Namespace, chosen: Sequence[Chosen]) -> list[Task]:
+    """The chosen benchmarks with their data read and checked; lines about flags without effect come to `args.notices`.
+
+    Raises:
+        UserError: data are missing or malformed.
+    """
     from mindspeed_llm.tasks.evaluation.tasks import load_task
 
-    chosen = choose_all(args)
     args.notices += tuple(notice for one in chosen for notice in one.notices)
     tasks = [
         load_task(
@@ -105,13 +153,12 @@ def load_model(args: Namespace) -> LoadedModel:
     Raises:
         UserError: there is no such model, or flags do not fit it.
     """
-    from mindspeed_llm.platform import distributed
     from mindspeed_llm.tasks.evaluation.model import EvaluatedModel
     from mindspeed_llm.tasks.inference.load import load_causal_lm
     from mindspeed_llm.tasks.inference.prompt_format import prompt_format
-    from mindspeed_llm.tasks.inference.source import find_source
+    from mindspeed_llm.tasks.inference.source import find_source, world_size_of
 
-    source = find_source(args, distributed.world_size())
+    source = find_source(args, world_size_of(args))
     lm = load_causal_lm(args, source)
     return EvaluatedModel(
         lm,
@@ -133,9 +180,9 @@ def _comparison(args: Namespace) -> dict[str, Any] | None:
     return {**content, "samples_path": str(samples)} if samples.is_file() else content
 
 
-def _name(asked: Mapping[str, Any], about_model: Mapping[str, Any]) -> str:
+def _name(asked: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """A folder's name for these questions to this model."""
-    text = json.dumps([asked, about_model], sort_keys=True, default=str)
+    text = json.dumps([asked, model], sort_keys=True, default=str)
     return f"{'_'.join(asked)[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
@@ -173,8 +220,9 @@ def _run(
     if model.fingerprint is None:
         _LOG.warning("the weights cannot be told from others: an interrupted evaluation will begin anew")
     else:
-        decisive = {"fingerprint": model.fingerprint, **model.decisive}
-        unfinished = Unfinished(folder, {name: {**facts, **decisive} for name, facts in asked.items()}, ranks)
+        unfinished = Unfinished(
+            folder, {name: {**facts, **decisive(about_model)} for name, facts in asked.items()}, ranks
+        )
     samples = sum(len(task.items) for task in tasks)
     _LOG.info("evaluating %s: %d samples; results go to %s", ", ".join(asked), samples, folder)
     progress = Progress(enabled=ranks.rank == 0)

@@ -47,13 +47,20 @@ class EvaluatedModel:
         self.is_first_of_replica = lm.backend.is_first_of_replica
         self.batch_size, self.max_length = lm.batch_size, lm.max_length
         self.description, self.fingerprint = description, lm.fingerprint
-        self.decisive = {
+        self.decisive: Mapping[str, Any] = {
             **decisive,
+            "chat_template": None if template is None else template.name,
             "batch_size": lm.batch_size,
             "texts_at_once": texts_at_once,
             # The template itself, with whatever flags have a part in it.
             "asked_as": lm.tokenizer.decode(self._ids(_PROBE)),
         }
+
+    def close(self) -> None:
+        """Let go of what the backend was set up with."""
+        close = getattr(self._lm.backend, "close", None)
+        if close is not None:
+            close()
 
     def encode(self, text: str) -> Sequence[int]:
         """The token ids of a prompt."""

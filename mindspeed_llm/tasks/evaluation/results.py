@@ -125,9 +125,10 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def _is_complete(content: Mapping[str, Any]) -> bool:
     results = content.get("results")
-    return isinstance(results, dict) and all(
+    parts = (results, content.get("tasks"), content.get("model"))
+    return all(isinstance(part, dict) for part in parts) and all(
         isinstance(result, dict) and {"correct", "total", "accuracy", "stderr", "metric", "subjects"} <= set(result)
-        for result in results.values()
+        for result in content["results"].values()
     )
 
 
@@ -141,7 +142,7 @@ def check_same(folder: Path, *, tasks: Mapping[str, Any], model: Mapping[str, An
     if not path.exists():
         return
     earlier, now = read_results(path), json.loads(json.dumps({"tasks": tasks, "model": model}))
-    different = [what for part, what in _COMPARED.items() if _decisive(earlier.get(part)) != _decisive(now[part])]
+    different = [what for part, what in _COMPARED.items() if decisive(earlier[part]) != decisive(now[part])]
     if different:
         raise UserError(
             f"--output-dir {folder} holds the results of {' and '.join(different)}; name another folder, or remove "
@@ -149,8 +150,9 @@ def check_same(folder: Path, *, tasks: Mapping[str, Any], model: Mapping[str, An
         )
 
 
-def _decisive(part: Any) -> Any:
-    """Without the place of the data, which may move."""
-    if not isinstance(part, dict):
-        return part
-    return {name: _decisive(value) for name, value in part.items() if name != "data_path"}
+def decisive(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells questions or models apart: not where they lie. Only of weights without a hash the place has to do."""
+    idle = ("data_path", *(("description",) if part.get("fingerprint") is not None else ()))
+    return {
+        name: decisive(value) if isinstance(value, dict) else value for name, value in part.items() if name not in idle
+    }

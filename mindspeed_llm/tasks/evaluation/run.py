@@ -35,6 +35,10 @@ class LoadedModel(Model, Protocol):
         """The token ids of a text."""
         ...
 
+    def close(self) -> None:
+        """Let go of what was set up for it."""
+        ...
+
     def shown(self, prompt: str) -> str:
         """The whole text that the model sees for a prompt."""
         ...

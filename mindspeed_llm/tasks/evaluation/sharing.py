@@ -87,7 +87,8 @@ def _cut(block: Block, parts: int) -> list[Block]:
 
 def share(blocks: Sequence[Block], replicas: int) -> list[list[Block]]:
     """The blocks of each copy, each block at exactly one: the most costly first, to the copy with least to do."""
-    loads, shares = [0] * replicas, [[] for _ in range(replicas)]
+    loads = [0] * replicas
+    shares: list[list[int]] = [[] for _ in range(replicas)]
     costs = [block.cost() for block in blocks]
     for place in sorted(range(len(blocks)), key=lambda place: -costs[place]):
         least = min(range(replicas), key=loads.__getitem__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_llm.tasks.evaluation import judge, run
-from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Subject, request
+from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Subject, request
 from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult, SampleResult
 from mindspeed_llm.tasks.evaluation.ranks import Ranks
 from mindspeed_llm.tasks.evaluation.requests import Answer, Generate, LogLikelihood, Question
@@ -21,6 +21,8 @@ class Toy:
     batch_size, max_length = 8, 4096
     description, fingerprint = "a toy", "toy"
     decisive: dict[str, Any] = {}
+
+    def close(self) -> None: ...
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -54,7 +56,7 @@ class Oracle(Toy):
                 self.gold[item.question] = (
                     answer.gold(item.document.fields)
                     if isinstance(answer, Choose)
-                    else " " + (task.benchmark.shown or task.benchmark.target)(item.document.fields)
+                    else _written(task.benchmark, item.document.fields)
                 )
 
     def choose(self, question: LogLikelihood) -> tuple[float, ...]:
@@ -63,6 +65,16 @@ class Oracle(Toy):
 
     def write(self, question: Generate) -> str:
         return self.gold[question]
+
+
+def _written(benchmark: Benchmark, fields: Fields) -> str:
+    """The right answer as the examples in prompts show it."""
+    target = benchmark.target(fields)
+    if benchmark.executes_code:
+        return target
+    shown = benchmark.shown or benchmark.target
+    # What examples of bbh have besides, and its questions have not.
+    return " " + shown({"worked": f"Each not turns it.\nSo the answer is {target}.", **fields})
 
 
 @dataclass

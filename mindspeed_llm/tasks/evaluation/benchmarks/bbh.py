@@ -141,7 +141,7 @@ _CHAIN_OF_THOUGHT = replace(
             # Ours: with or without a full stop at its end, the last one where several are given.
             Reading(
                 name="answer",
-                extract=regex(r"answer is:? *(.*?)[.\s]*(?:\n|$)", take=-1),
+                extract=regex(r".*\banswer is:? *(.*?)[.\s]*(?:\n|$)", take=-1),
                 matches=exact_match(ignore_case=True),
             ),
             # lm-eval's: the first, without its last character.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import context
 from mindspeed_llm.tasks.evaluation.benchmarks.bbh import BENCHMARK, load
+from mindspeed_llm.tasks.evaluation.filters import INVALID
 from tests.tasks.evaluation import lm_eval_files
 from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result, judged
 
@@ -23,6 +25,9 @@ def _choice(number: int) -> dict[str, str]:
         "input": f"Which is more?\nOptions:\n(A) {number}\n(B) {3 + (-1) ** number * 7 + number - 3}",
         "target": "(B)" if number % 2 == 0 else "(A)",
     }
+
+
+REASONING = BENCHMARK.variants["chain-of-thought"]
 
 
 @pytest.fixture
@@ -98,6 +103,14 @@ def test_prompts_made_of_lm_evals_examples_are_lm_evals(folder: Path) -> None:
         assert context(BENCHMARK, subject, subject.documents[0]) == theirs + "Q: not not not True is\nA:"
         assert list(BENCHMARK.answer.stop) == task["generation_kwargs"]["until"]
         assert BENCHMARK.num_fewshot == task["num_fewshot"]
+        (subject,) = REASONING.load(folder / f"{name}.json")
+        theirs = task["description"] + "".join(
+            f"{lm_eval_files.render(worked[name]['doc_to_text'], sample)}{sample['target']}\n\n" for sample in samples
+        )
+        asked = "Q: not not not True is\nA: Let's think step by step.\n"
+        assert context(REASONING, subject, subject.documents[0]) == theirs + asked
+        assert list(REASONING.answer.stop) == worked[name]["generation_kwargs"]["until"]
+        assert REASONING.answer.max_new_tokens == worked[name]["generation_kwargs"]["max_gen_toks"]
         compared += 1
     assert compared == 27
 
@@ -148,6 +161,35 @@ def test_a_malformed_row_is_named(folder: Path, content: str, said: str) -> None
         load(folder)
     assert "snarks.json" in str(caught.value)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "get_answer"),
+    [
+        ("Not of not.\nSo the answer is True.", "True", "True"),
+        # lm-eval's pattern takes the last character off, whatever it is.
+        ("So the answer is (B)", "(B)", "(B"),
+        ("the answer is True, no, the answer is False.", "False", "True, no, the answer is False"),
+        ("True", INVALID, INVALID),
+    ],
+)
+def test_readings_of_reasoning(text: str, answer: str, get_answer: str) -> None:
+    readings = {reading.name: reading for reading in REASONING.answer.readings}
+    assert readings["answer"].extract(text) == answer
+    assert readings["get-answer"].extract(text) == get_answer
+    assert readings["get-answer"].extract(text) == lm_eval_regex(text)
+
+
+def lm_eval_regex(text: str) -> str:
+    """The pattern of lm-eval's file, applied by hand."""
+    (reading,) = lm_eval_files.task("bbh/cot_fewshot/snarks.yaml")["filter_list"]
+    found = re.findall(reading["filter"][0]["regex_pattern"], text)
+    return found[0].strip() if found else INVALID
+
+
+def test_reasoning_needs_worked_examples(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no cot-prompts/boolean_expressions.txt in .* or beside it"):
+        REASONING.load(folder)
 
 
 def test_a_prompt_file_without_an_answer_is_named(folder: Path, prompts: Path) -> None:

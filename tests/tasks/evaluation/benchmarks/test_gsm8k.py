@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,22 @@ def test_prompt_readings_and_stops_are_those_of_lm_eval(folder: Path) -> None:
     assert list(BENCHMARK.answer.stop) == task["generation_kwargs"]["until"]
     assert BENCHMARK.num_fewshot == task["num_fewshot"]
     assert [reading["name"] for reading in task["filter_list"]] == list(BENCHMARK.answer.metrics[:2])
+
+
+def test_reasoning_step_by_step(folder: Path) -> None:
+    reasoning = BENCHMARK.variants["chain-of-thought"]
+    task = lm_eval_files.task("gsm8k/gsm8k-cot.yaml")
+    (subject,) = load(folder)
+    assert context(reasoning, subject, subject.documents[0], 1) == (
+        "Question: A basket holds 10 pears. How many do two hold?\nLet's think step by step.\nAnswer: Two baskets hold "
+        "10 each. That is 2 * 10 = 20. The answer is 20.\n\n"
+        "Question: A basket holds 3 pears. How many do two hold?\nLet's think step by step.\nAnswer:"
+    )
+    pattern = next(one for one in task["filter_list"] if one["name"] == "strict-match")["filter"][0]["regex_pattern"]
+    strict = reasoning.answer.readings[0]
+    assert strict.name == "strict-match"
+    for text in ("So it is 6. The answer is 6.", "The answer is $6.", "The answer is 1,400. ", "6"):
+        assert strict.extract(text) == next(iter(re.findall(pattern, text)), INVALID)
 
 
 @pytest.mark.parametrize(
