@@ -91,6 +91,7 @@ def _host(lm: CausalLM, args: Namespace, runner: Runner, ranks: Ranks, *, length
     with _answering_signals(end):
         _LOG.info("serving at %s, %s; Ctrl-C ends it (twice: at once)", service.url, key)
         service.run()
+    _LOG.info("ended by %s", signal.Signals(received[0]).name)
     return 128 + received[0]
 
 
