@@ -1,0 +1,207 @@
+"""inference.py: what it answers on the terminal and into files, with transformers as the authority."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.main import main
+from tests.support.pool import RankPool
+from tests.support.tokenizers import chatml_tokenizer
+from tests.support.toys import build_toy
+
+PROMPTS = ["The capital", "a", "One, two, three, four, five, six, seven and so on", "b c", "The end"]
+MESSAGES = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes"}]
+NEW = 6
+
+pytestmark = pytest.mark.usefixtures("logging_as_before")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    tokenizer = chatml_tokenizer(eos_token="<|im_end|>")
+    build_toy("qwen3", num_hidden_layers=2, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[[Sequence[Any]], list[str]]:
+    """Writes a file of prompts; returns the flags that name it."""
+
+    def write(found: Sequence[Any]) -> list[str]:
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in found]
+        (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return ["--prompt-file", str(tmp_path / "in.jsonl"), "--output-file", str(tmp_path / "new/out.jsonl")]
+
+    return write
+
+
+def read(flags: Sequence[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(flags[-1]).read_text(encoding="utf-8").splitlines()]
+
+
+@cache
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """(model, tokenizer) as transformers loads them."""
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def expected(folder: Path, ids: Sequence[int], count: int = NEW, **options: Any) -> list[int]:
+    """The new tokens of transformers, without the one that ends."""
+    model, end = loaded(folder)[0], loaded(folder)[1].eos_token_id
+    tokens = torch.tensor([ids])
+    given = {"max_new_tokens": count, "do_sample": False, "eos_token_id": end, "pad_token_id": end, **options}
+    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **given)[0, len(ids) :].tolist()
+    return found[: found.index(end)] if end in found else found
+
+
+def logprobs(folder: Path, ids: Sequence[int], answer: Sequence[int]) -> list[float]:
+    with torch.no_grad():
+        logits = loaded(folder)[0](torch.tensor([[*ids, *answer]])).logits[0]
+    found = logits.log_softmax(-1)[len(ids) - 1 : -1]
+    return found.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist()
+
+
+def test_a_file_is_answered_in_its_order(model: Path, rows: Callable[[Sequence[Any]], list[str]]) -> None:
+    flags = rows([{"prompt": text} for text in PROMPTS])
+    assert main(["--load", str(model), "--max-new-tokens", str(NEW), "--batch-size", "2", *flags]) == 0
+    found, tokenizer = read(flags), loaded(model)[1]
+    assert [row["prompt"] for row in found] == PROMPTS
+    for row in found:
+        assert list(row) == ["prompt", "text", "token_ids", "logprobs", "finish_reason"]
+        ids = tokenizer(row["prompt"])["input_ids"]
+        assert row["token_ids"] == expected(model, ids)
+        assert row["finish_reason"] == ("length" if len(row["token_ids"]) == NEW else "stop")
+        assert row["text"] == tokenizer.decode(row["token_ids"], skip_special_tokens=True)
+        assert row["logprobs"] == pytest.approx(logprobs(model, ids, row["token_ids"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("form", [["--hf-chat-template"], ["--prompt-type", "chatml"]], ids=["own", "named"])
+def test_conversations_are_asked_in_the_template(
+    model: Path, rows: Callable[[Sequence[Any]], list[str]], form: list[str]
+) -> None:
+    flags = rows([{"messages": MESSAGES[:1]}, {"messages": MESSAGES}, {"prompt": "Hello?"}])
+    assert main(["--load", str(model), "--max-new-tokens", str(NEW), *form, *flags]) == 0
+    tokenizer = loaded(model)[1]
+    text = tokenizer.apply_chat_template(MESSAGES[:1], tokenize=False, add_generation_prompt=True)
+    answer = expected(model, tokenizer(text)["input_ids"])
+    # A reply at the end is what the data answer.
+    assert [(row["prompt"], row["token_ids"]) for row in read(flags)] == [
+        (text, answer),
+        (text, answer),
+        ("Hello?", answer),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([{"prompt": "a"}, {"text": "b"}], r"in.jsonl:2: expected one of the fields prompt and messages, found text"),
+        (
+            [{"prompt": "a", "messages": MESSAGES}],
+            r":1: expected one of the fields .* found prompt, messages",
+        ),
+        ([{"prompt": "  "}], r":1: prompt is \"  \"; expected a text that is not empty"),
+        ([{"prompt": 3}], r":1: prompt is 3; expected a text"),
+        ([{"messages": MESSAGES}], r":1: messages are written in a chat template, and none is named"),
+        (['{"prompt": "a"}', "{"], r"in.jsonl:2"),
+        ([""], r"has no prompts"),
+    ],
+)
+def test_a_bad_row_is_found_before_the_model_is_loaded(
+    rows: Callable[[Sequence[Any]], list[str]], tmp_path: Path, found: Sequence[Any], message: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    with pytest.raises(UserError, match=message):
+        main(["--load", str(tmp_path / "model"), *rows(found)])
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_conversations_are_named(rows: Callable[[Sequence[Any]], list[str]], model: Path) -> None:
+    flags = rows([{"messages": MESSAGES[:1]}, {"messages": [MESSAGES[0], MESSAGES[0]]}])
+    with pytest.raises(UserError, match=r"in.jsonl:2: messages: roles out of order"):
+        main(["--load", str(model), "--hf-chat-template", *flags])
+
+
+def test_a_prompt_without_room_is_named_and_nothing_is_written(
+    model: Path, rows: Callable[[Sequence[Any]], list[str]]
+) -> None:
+    flags = rows([{"prompt": "a"}, {"prompt": "b" * 300}])
+    with pytest.raises(UserError, match=r"in.jsonl:2: the prompt has 300 tokens, and the model has 256 positions"):
+        main(["--load", str(model), *flags])
+    assert not Path(flags[-1]).exists()
+
+
+def test_tasks_stand_under_their_headlines(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--load", str(model), "--task", "beam_search", "greedy", "--prompt", "The capital", "--max-new-tokens", "6"]
+    assert main(argv) == 0
+    out, tokenizer = capsys.readouterr().out, loaded(model)[1]
+    ids = tokenizer("The capital")["input_ids"]
+    for title, options in (("Beam Search", {"num_beams": 2}), ("Greedy Search", {})):
+        text = tokenizer.decode(expected(model, ids, **options), skip_special_tokens=True)
+        assert f" {title} =" in out
+        assert f"You:\nThe capital\n\nMindSpeed-LLM:\n{text}\n=====" in out.partition(f" {title} ")[2]
+    assert out.index("Beam Search") < out.index("Greedy Search") and "Elapsed: " in out
+
+
+def test_sampling_follows_the_seed_of_each_prompt(model: Path, rows: Callable[[Sequence[Any]], list[str]]) -> None:
+    def sampled(seed: int, batch: int) -> list[list[int]]:
+        flags = rows([{"prompt": "a"}, {"prompt": "a"}])
+        own = ["--task", "do_sample", "--temperature", "2", "--seed", str(seed), "--batch-size", str(batch)]
+        assert main(["--load", str(model), *own, *flags]) == 0
+        return [row["token_ids"] for row in read(flags)]
+
+    first, second = sampled(5, 1), sampled(6, 2)
+    assert first[0] != first[1]
+    # The second prompt of the one has the seed of the first one of the other.
+    assert first[1] == second[0] and sampled(5, 2) == first
+
+
+@pytest.mark.parametrize(("limits", "count"), [("--max-length 9", 8), ("--max-new-tokens 5 --max-length 90", 5)])
+def test_limits_of_answers(model: Path, rows: Callable[[Sequence[Any]], list[str]], limits: str, count: int) -> None:
+    flags = rows([{"prompt": "a"}])
+    assert main(["--load", str(model), *limits.split(), *flags]) == 0
+    [row] = read(flags)
+    ids = loaded(model)[1]("a")["input_ids"]
+    assert row["token_ids"] == expected(model, ids, count)
+
+
+@pytest.mark.distributed
+def test_copies_and_stages_answer_alike(
+    model: Path, rows: Callable[[Sequence[Any]], list[str]], rank_pool: RankPool, tmp_path: Path
+) -> None:
+    """Two copies of transformers' model share the file; two stages on megatron-core do it together."""
+    flags = rows([{"prompt": text} for text in PROMPTS])
+    answers = []
+    for own in ([], ["--use-mcore-models", "--pipeline-model-parallel-size", "2"]):
+        argv = ["--load", str(model), "--max-new-tokens", str(NEW), *own, *flags]
+        assert rank_pool.run("tests.examples.rows:infer_in", ranks=2, folder=str(tmp_path), argv=argv) == [0, 0]
+        answers.append([(row["prompt"], row["token_ids"]) for row in read(flags)])
+        Path(flags[-1]).unlink()
+    tokenizer = loaded(model)[1]
+    assert answers[0] == [(text, expected(model, tokenizer(text)["input_ids"])) for text in PROMPTS] == answers[1]
+
+
+def test_the_command_itself(model: Path, repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "inference.py", "--load", str(model), "--task", "chat", "--max-new-tokens", "3"],
+        cwd=repository,
+        input="hello\n/exit\n",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "You >> MindSpeed-LLM: " in done.stdout and "loaded " in done.stdout
