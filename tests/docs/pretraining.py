@@ -101,6 +101,7 @@ class Pretrained:
             assert ranks <= MAX_RANKS, "more ranks than the pool has: the page should only check it"
             codes = self._pool.run(
                 f"tests.examples.rows:{PROGRAMS[program_of(command) or PROGRAM]}",
+                draw=True,
                 ranks=ranks,
                 folder=str(self.folder),
                 argv=shortened(arguments),

@@ -118,7 +118,9 @@ class Trained:
             arguments.append(VAL_SIZE)
         if "--parallel.fsdp_size" in arguments:
             arguments += ["--parallel.fsdp_size", str(count)]
-        assert self.pool.run("tests.docs.rows:train_in", ranks=count, folder=str(self.folder), argv=arguments)
+        assert self.pool.run(
+            "tests.docs.rows:train_in", ranks=count, draw=True, folder=str(self.folder), argv=arguments
+        )
         self.done.add(command.text)
 
     def output(self, path: str) -> Path:

@@ -5,6 +5,9 @@ sent to them: a row is a function (given by its import path), its keyword argume
 gets a process group of its own with exactly that many ranks, so the code under test sees the world it would see under
 torchrun.
 
+What costs more than a toy's training is done only where a test asks for it: drawing loss.png (`draw=True`), and looking
+at all objects that imports have made whenever Python collects garbage.
+
 A row that raises reports the traceback of every failing rank. A row that hangs past its time-out, or a rank that dies,
 kills the pool: the error then holds the Python stack of every rank, and the next row starts a fresh pool.
 """
@@ -29,11 +32,14 @@ from datetime import timedelta
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+from unittest import mock
 
 MAX_RANKS = 4
 _MANY_THREADS = 30
+_modules_seen = 0  # of this rank, when its objects were last set aside
 _HOOK = "DistributedDataParallel._make_backward_post_hook.<locals>.hook"
 _HOST = "127.0.0.1"
+_DRAWING = "mindspeed_llm.observability.loss_plot.write_loss_plot"
 
 
 class RowFailed(AssertionError):
@@ -57,6 +63,7 @@ class Row:
     ranks: int
     number: int
     port: int
+    draw: bool
 
 
 def free_port() -> int:
@@ -82,7 +89,8 @@ def _run_row(row: Row, rank: int) -> Any:
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=300))
         module, name = row.function.split(":")
-        return getattr(importlib.import_module(module), name)(**row.arguments)
+        with contextlib.nullcontext() if row.draw else mock.patch(_DRAWING, _draw_nothing):
+            return getattr(importlib.import_module(module), name)(**row.arguments)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -90,6 +98,7 @@ def _run_row(row: Row, rank: int) -> Any:
             _forget_meshes()
         if "megatron.core" in sys.modules:
             _let_models_go()
+        _look_away_from_imports()
         os.environ.clear()
         os.environ.update(before)
 
@@ -109,6 +118,19 @@ def _forget_meshes() -> None:
         torch._C._clear_DTensor_sharding_propagator_cache()
 
 
+def _draw_nothing(path: Path, **curves: Any) -> None:
+    """Stands for the drawing of loss.png."""
+
+
+def _look_away_from_imports() -> None:
+    """Half a million objects come from imports, and stay: a third of a second for each collection that sees them."""
+    global _modules_seen
+    if len(sys.modules) > _modules_seen:
+        _modules_seen = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
 def _let_models_go() -> None:
     """Each process group has threads of its own, which end with the last reference to it; models and their hooks refer
     to groups and to one another in circles.
@@ -118,6 +140,7 @@ def _let_models_go() -> None:
     gc.collect()
     if len(os.listdir("/proc/self/task")) < _MANY_THREADS:
         return
+    gc.unfreeze()
     # Circles through torch's graph, which Python does not see: a chunk refers to tensors with a graph (views of an
     # optimizer, probabilities of a router), they to nodes, those to hooks, and a hook to its chunk.
     for thing in gc.get_objects():
@@ -126,6 +149,7 @@ def _let_models_go() -> None:
                 with contextlib.suppress(ValueError):  # empty already
                     del cell.cell_contents
     gc.collect()
+    gc.freeze()
 
 
 def _worker(rank: int, connection: multiprocessing.connection.Connection, stack_file: str) -> None:
@@ -189,8 +213,11 @@ class RankPool:
                 else:
                     os.environ[name] = value
 
-    def run(self, function: str, *, ranks: int, timeout: float = 180.0, **arguments: Any) -> list[Any]:
-        """Call `function` ("package.module:name") on `ranks` ranks and return their results in rank order.
+    def run(
+        self, function: str, *, ranks: int, timeout: float = 180.0, draw: bool = False, **arguments: Any
+    ) -> list[Any]:
+        """Call `function` ("package.module:name") on `ranks` ranks and return their results in rank order. Pictures of
+        losses are drawn with `draw` alone.
 
         Raises:
             RowFailed: a rank raised.
@@ -202,7 +229,7 @@ class RankPool:
             self._start()
             timeout += 60  # the first row also waits for the imports
         self._rows += 1
-        row = Row(function=function, arguments=arguments, ranks=ranks, number=self._rows, port=free_port())
+        row = Row(function=function, arguments=arguments, ranks=ranks, number=self._rows, port=free_port(), draw=draw)
         for connection in self._connections[:ranks]:
             connection.send(row)
         answers: dict[int, tuple[str, Any]] = {}

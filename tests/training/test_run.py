@@ -121,7 +121,7 @@ def test_files_of_a_run(rank_pool: RankPool, tmp_path: Path) -> None:
     flags = (
         f"--train-iters 1 --eval-iters 0 --metrics-dir {tmp_path / 'figures'} --tensorboard-dir {tmp_path / 'board'}"
     )
-    assert rank_pool.run(ROW, ranks=1, flags=flags)[0]["code"] == 0
+    assert rank_pool.run(ROW, ranks=1, draw=True, flags=flags)[0]["code"] == 0
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "loss.png",
         "metrics.jsonl",

@@ -29,7 +29,7 @@ def train(rank_pool: RankPool, tmp_path: Path, *, steps: int = 4, **options: Any
 
 def test_a_loss_that_is_no_number_stops_the_run(rank_pool: RankPool, tmp_path: Path) -> None:
     with pytest.raises(RowFailed) as error:
-        train(rank_pool, tmp_path, poison_step=3)
+        train(rank_pool, tmp_path, poison_step=3, draw=True)
     ((_, kind, message, _),) = error.value.errors
     assert kind == "NonFiniteLoss"
     assert "step 3: lm loss nan" in message and "training.stop_on_nonfinite_loss: false" in message
