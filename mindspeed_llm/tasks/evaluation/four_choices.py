@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Choose, Document, Fields, Reading, Subject, Write
@@ -123,8 +124,13 @@ WRITE_LETTER = Write(
 )
 _WRITE_FREELY = Write(stop=("</s>", "<|im_end|>"), max_new_tokens=512, readings=(LETTER,))
 
-Load = Callable[[Path, Callable[[str], str]], tuple[Subject, ...]]
-"""(path, what the prompts of a subject begin with) -> subjects"""
+
+class Load(Protocol):
+    """Reads the files at a path."""
+
+    def __call__(self, path: Path, describe: Callable[[str], str]) -> tuple[Subject, ...]:
+        """The subjects; `describe` says what the prompts of each begin with."""
+        ...
 
 
 def letter_benchmarks(

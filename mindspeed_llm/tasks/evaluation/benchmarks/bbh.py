@@ -22,7 +22,7 @@ _WORKED = re.compile(
 
 
 def _documents(file: Path, subject: str) -> tuple[Document, ...]:
-    found = []
+    found: list[Document] = []
     for row in read_json_list(file, "examples"):
         fields = {"input": row.text("input"), "target": row.text("target")}
         found.append(Document(subject=subject, index=len(found), place=row.place, fields=fields))

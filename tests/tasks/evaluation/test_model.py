@@ -1,0 +1,133 @@
+"""What a model with weights says to benchmarks, against plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
+from mindspeed_llm.tasks.evaluation.main import load_model
+from mindspeed_llm.tasks.evaluation.model import EvaluatedModel
+from mindspeed_llm.tasks.evaluation.requests import Answer, Generate, LogLikelihood, Question
+from tests.tasks.evaluation.rows import POSITIONS, write_model
+
+BAR = 1e-4
+LONG = "far " * 200
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def _model(folder: Path, *flags: str) -> EvaluatedModel:
+    model = load_model(evaluation_arguments(["--load", str(folder), *flags]))
+    assert isinstance(model, EvaluatedModel)
+    return model
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> EvaluatedModel:
+    return _model(folder)
+
+
+@pytest.fixture(scope="module")
+def conversation(folder: Path) -> EvaluatedModel:
+    return _model(folder, "--hf-chat-template", "--evaluation-batch-size", "2")
+
+
+class Reference:
+    """transformers, one text at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer(text)["input_ids"]
+
+    def chat_ids(self, text: str) -> list[int]:
+        messages = [{"role": "user", "content": text}]
+        rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+    @torch.no_grad()
+    def logprob(self, context: list[int], continuation: list[int]) -> float:
+        tokens = (context + continuation)[-(POSITIONS + 1) :]
+        logprobs = self.model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+        places = range(len(tokens) - 1 - len(continuation), len(tokens) - 1)
+        return sum(float(logprobs[place, token]) for place, token in zip(places, continuation, strict=True))
+
+    @torch.no_grad()
+    def text(self, prompt: list[int], count: int) -> str:
+        found = self.model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)[0, len(prompt) :]
+        return self.tokenizer.decode(found, skip_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+def _answers(model: EvaluatedModel, asked: list[Question]) -> list[Answer]:
+    found: dict[int, Answer] = {}
+    model.answer(asked, found.__setitem__)
+    return [found[place] for place in range(len(asked))]
+
+
+ASKED = [
+    LogLikelihood(context="One and one is", continuations=(" two", " three", " 2")),
+    Generate(prompt="Count: one,", stop=("\n",), max_new_tokens=6),
+    LogLikelihood(context="One and two is", continuations=(" two", " three")),
+    LogLikelihood(context=LONG, continuations=(" away", " off")),
+    Generate(prompt=LONG, stop=(), max_new_tokens=4),
+]
+
+
+def test_answers_to_plain_prompts_are_those_of_transformers(plain: EvaluatedModel, reference: Reference) -> None:
+    answers = _answers(plain, ASKED)
+    for question, answer in zip(ASKED, answers, strict=True):
+        if isinstance(question, LogLikelihood):
+            ids = reference.ids(question.context.rstrip())
+            blanks = question.context[len(question.context.rstrip()) :]
+            theirs = [reference.logprob(ids, reference.ids(blanks + text)) for text in question.continuations]
+            assert answer.raw == pytest.approx(theirs, abs=BAR)
+        else:
+            ids = reference.ids(question.prompt)[-(POSITIONS - question.max_new_tokens) :]
+            theirs = reference.text(ids, question.max_new_tokens)
+            assert answer.raw == (theirs.split("\n")[0] if question.stop else theirs)
+    # 800 characters, a token each: 640 positions, of the likelihood's last token none is an input.
+    assert [answer.cut_tokens for answer in answers] == [0, 0, 0, 800 + 5 - 641, 800 - 636]
+
+
+def test_answers_in_a_conversation_begin_the_reply(conversation: EvaluatedModel, reference: Reference) -> None:
+    choose, write = ASKED[0], ASKED[1]
+    answers = _answers(conversation, [choose, write])
+    ids = reference.chat_ids(choose.context)
+    # Without the blank that parts them in plain text.
+    theirs = [reference.logprob(ids, reference.ids(text.strip())) for text in choose.continuations]
+    assert answers[0].raw == pytest.approx(theirs, abs=BAR)
+    assert answers[1].raw == reference.text(reference.chat_ids(write.prompt), write.max_new_tokens).split("\n")[0]
+    assert conversation.shown("Hi") == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_form_of_prompts_is_what_the_flags_say(plain: EvaluatedModel, folder: Path) -> None:
+    assert plain.shown("Hi") == "Hi"
+    silenced = _model(folder, "--hf-chat-template", "--no-chat-template")
+    assert silenced.shown("Hi") == "Hi"
+    named = _model(folder, "--prompt-type", "qwen3", "--enable-thinking", "false")
+    assert named.shown("Hi").endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    thinking = _model(folder, "--prompt-type", "qwen3")
+    # What is in a template decides answers, not its name alone.
+    assert named.decisive["chat_template"] == thinking.decisive["chat_template"] == "template qwen3"
+    assert named.decisive["asked_as"] != thinking.decisive["asked_as"]
+    assert plain.fingerprint == named.fingerprint is not None
+
+
+def test_an_answer_that_leaves_no_room_is_named(plain: EvaluatedModel) -> None:
+    with pytest.raises(UserError, match="640 positions, which leave no room for a prompt before an answer of 640"):
+        _answers(plain, [Generate(prompt="a", stop=(), max_new_tokens=640)])

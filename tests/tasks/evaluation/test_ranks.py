@@ -1,0 +1,79 @@
+"""The same results on any number of ranks, and after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import environment
+from tests.support.pool import RankPool
+from tests.tasks.evaluation.data import write_all, write_mmlu
+from tests.tasks.evaluation.rows import evaluate, files, write_model
+
+ROW = "tests.tasks.evaluation.rows:evaluate"
+TASKS = ("mmlu_ppl", "boolq", "gsm8k")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_results_do_not_depend_on_the_number_of_ranks(tmp_path: Path, model: Path, rank_pool: RankPool) -> None:
+    """Bit for bit, numbers of samples included: four blocks are one for each of four copies."""
+    paths = write_all(tmp_path / "data")
+    argv = ["--task", *TASKS, "--task-data-path", *(str(paths[task]) for task in TASKS), "--load", str(model)]
+    argv += ["--num-fewshot", "0", "--max-new-tokens", "8", "--evaluation-batch-size", "4", "--output-dir"]
+    found = {}
+    for ranks in (1, 2, 4):
+        rank_pool.run(ROW, ranks=ranks, argv=[*argv, str(tmp_path / str(ranks))])
+        found[ranks] = files(tmp_path / str(ranks))
+    assert found[1] == found[2] == found[4]
+    results = json.loads(found[1][0])["results"]
+    assert {task: results[task]["total"] for task in TASKS} == {"mmlu_ppl": 16, "boolq": 8, "gsm8k": 8}
+    # A model that says the same everywhere would be equal on all ranks as well.
+    assert len({tuple(row["raw"]) for row in found[1][1] if row["task"] == "mmlu_ppl"}) == 16
+    assert not any((tmp_path / str(ranks) / "unfinished").exists() for ranks in (1, 2, 4))
+
+
+def test_a_killed_evaluation_goes_on(
+    tmp_path: Path, model: Path, repository: Path, capsys: pytest.CaptureFixture
+) -> None:
+    subjects = [f"subject_{number:02d}" for number in range(20)]
+    data = write_mmlu(tmp_path / "mmlu", subjects=subjects, count=8)
+    argv = ["--task", "mmlu_ppl", "--task-data-path", str(data), "--load", str(model), "--num-fewshot", "1"]
+    command = [sys.executable, str(repository / "evaluation.py"), *argv, "--output-dir", str(tmp_path / "out")]
+    output = (tmp_path / "log").open("w")
+    killed = subprocess.Popen(command, env=environment(repository), stdout=output, stderr=output)
+    try:
+        unfinished = tmp_path / "out" / "unfinished"
+        deadline = time.monotonic() + 180
+        while not (found := list(unfinished.glob("*.jsonl"))) or found[0].read_bytes().count(b"\n") < 4:
+            assert killed.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        output.close()
+    assert not (tmp_path / "out" / "results.json").exists()
+    (file,) = unfinished.glob("*.jsonl")
+    done = sum(len(json.loads(line).get("samples", ())) for line in file.read_bytes().split(b"\n")[:-1])
+    assert 0 < done < 160
+    with file.open("ab") as stream:  # as if the kill had come within a line
+        stream.write(b'{"samples": [{"subject": "subject_19", "index": 0, "raw": [0.0, -9')
+
+    evaluate([*argv, "--output-dir", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert f"mmlu_ppl: {done} samples of an earlier run are finished" in printed
+    assert f"answered {160 - done} of {160 - done} samples" in printed
+    evaluate([*argv, "--output-dir", str(tmp_path / "whole")])
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert not unfinished.exists()
