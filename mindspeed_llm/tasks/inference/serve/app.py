@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.serve.check import KEY_VARIABLE, Address
 from mindspeed_llm.tasks.inference.serve.endpoints import Endpoints
 from mindspeed_llm.tasks.inference.serve.errors import ApiError
@@ -75,6 +76,8 @@ class App:
             return await handler(exchange)
         except ApiError as error:
             await _tell(exchange, error)
+        except UserError as error:
+            await _tell(exchange, ApiError(400, str(error), code="invalid_value"))
         except Disconnected:
             raise
         except Exception as error:
