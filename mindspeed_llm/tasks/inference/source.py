@@ -65,8 +65,11 @@ def find_source(args: Namespace, world_size: int) -> ModelSource:
     found = detect(path)
     kind = found.kind
     backend = _backend(args, kind)
-    if args.base_model is not None and kind != "peft":
-        raise UserError(f"--base-model {args.base_model} is for a PEFT adapter, but --load {path} is {KINDS[kind]}")
+    if args.base_model is not None and kind not in ("peft", "fsdp2"):
+        raise UserError(
+            f"--base-model {args.base_model} is for a PEFT adapter or a checkpoint of the FSDP2 backend, but --load "
+            f"{path} is {KINDS[kind]}"
+        )
     if args.ckpt_step is not None and kind in ("hf", "peft"):
         raise UserError(f"--ckpt-step {args.ckpt_step}: --load {path} is {KINDS[kind]}, which has no steps")
     if backend == "hf":

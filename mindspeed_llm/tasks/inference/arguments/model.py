@@ -32,7 +32,8 @@ MODEL = Group(
             "--base-model",
             str,
             None,
-            "a PEFT adapter: the model directory that it is for; by default the one that its files name.",
+            "a PEFT adapter or a checkpoint of the FSDP2 backend: the model directory that it was trained from; by "
+            "default the one that its files name.",
             _LOAD,
             metavar="DIR",
         ),
