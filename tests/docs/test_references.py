@@ -20,7 +20,12 @@ LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 FIELD = re.compile(rf"(?<![\w./-])(?P<field>(?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)(?![\w./])")
 # What looks like a field in prose: modules of a model, and files.
 NO_FIELDS = {"model.layers", "model.embed_tokens", "model.safetensors", "data.jsonl", "inference.py"}
-GENERATED = {"fsdp2_arguments.md", "preprocess_arguments.md", "conversion_reference.md"}
+GENERATED = {
+    "fsdp2_arguments.md",
+    "preprocess_arguments.md",
+    "conversion_reference.md",
+    "inference_arguments.md",
+}
 # Of the data guide, beside those of the command's tables.
 OTHER_FLAGS = {"--help", "--data-path"}
 DATA_GUIDES = [ROOT / "docs" / language / "data_guide.md" for language in ("en", "zh")]

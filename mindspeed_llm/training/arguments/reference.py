@@ -13,8 +13,7 @@ from typing import Any
 
 from mindspeed_llm.features_manager.feature import Feature
 from mindspeed_llm.features_manager.features import FEATURES
-from mindspeed_llm.flag import Flag
-from mindspeed_llm.reference_pages import table, write_pages
+from mindspeed_llm.reference_pages import code, flag_row, sentence, shown_default, shown_value, table, write_pages
 from mindspeed_llm.training.arguments.no_effect import IDLE, NO_EFFECT
 from mindspeed_llm.training.arguments.not_yet import NOT_YET, NOT_YET_VALUES
 from mindspeed_llm.training.arguments.renamed import ALIASES, DEPRECATED, ELSEWHERE
@@ -122,7 +121,7 @@ def reference_page(language: str, features: Iterable[Feature] = FEATURES) -> str
     registered = {name for actions in of_features.values() for action in actions for name in action.option_strings}
     lines = [f"# {texts['title']}", "", texts["introduction"]]
     for group in (*TRAINING, *OF_FEATURES):
-        rows = [_row(flag) for flag in group.flags if flag.name not in registered]
+        rows = [flag_row(flag) for flag in group.flags if flag.name not in registered]
         if rows:
             title = texts["groups"].get(group.title, group.title)
             lines += ["", f"## {title}", "", *table(texts["flags"], rows)]
@@ -130,19 +129,19 @@ def reference_page(language: str, features: Iterable[Feature] = FEATURES) -> str
     lines += ["", f"## {texts['features']}", "", texts["features_introduction"], "", *table(texts["feature"], rows)]
     flags = [_action_row(action) for actions in of_features.values() for action in actions]
     lines += ["", f"## {texts['feature_flags']}", "", *table(texts["flags"], flags)]
-    inert = [(_code(flag), _value(row.parsing), _sentence(row.reason)) for flag, row in NO_EFFECT.items()]
+    inert = [(code(flag), shown_value(row.parsing), sentence(row.reason)) for flag, row in NO_EFFECT.items()]
     lines += ["", f"## {texts['silent']}", "", texts["silent_introduction"], "", *table(texts["silence"], inert)]
     idle = _together({flag: row.because for flag, row in IDLE.items()})
     lines += ["", f"## {texts['idle']}", "", texts["idle_introduction"], "", *table(texts["idling"], idle)]
     names = [
-        (_code(name), _code(flag), kind)
+        (code(name), code(flag), kind)
         for kind, found in zip(texts["kinds"], (DEPRECATED, ALIASES, ELSEWHERE), strict=True)
         for name, flag in found.items()
     ]
     lines += ["", f"## {texts['names']}", "", texts["names_introduction"], "", *table(texts["name"], names)]
-    refused = ((flags, _sentence(reason)) for flags, reason in _together(NOT_YET))
+    refused = ((flags, sentence(reason)) for flags, reason in _together(NOT_YET))
     lines += ["", f"## {texts['refused']}", "", texts["refused_introduction"], "", *table(texts["refusal"], refused)]
-    values = ((_code(f"{flag} {value}"), _sentence(reason)) for (flag, value), reason in NOT_YET_VALUES.items())
+    values = ((code(f"{flag} {value}"), sentence(reason)) for (flag, value), reason in NOT_YET_VALUES.items())
     lines += ["", f"## {texts['values']}", "", *table(texts["refusal"], values)]
     return "\n".join(lines) + "\n"
 
@@ -154,60 +153,30 @@ def _actions(feature: Feature) -> list[argparse.Action]:
     return list(parser._actions)
 
 
-def _row(flag: Flag) -> tuple[str, str, str, str]:
-    return _code(flag.name), _value(flag.parsing), _default(flag.default), _sentence(flag.doc)
-
-
 def _action_row(action: argparse.Action) -> tuple[str, str, str, str]:
     parsing = {} if action.nargs == 0 else {"nargs": action.nargs, "metavar": action.metavar}
     # The column says the default.
     doc = re.sub(r" \(default [^)]*\)", "", action.help or "").replace("%%", "%")
-    return _code(action.option_strings[0]), _value(parsing), _default(action.default), _sentence(doc)
+    return code(action.option_strings[0]), shown_value(parsing), shown_default(action.default), sentence(doc)
 
 
 def _feature_row(feature: Feature, actions: Iterable[argparse.Action]) -> tuple[str, str, str, str]:
-    flags = (_code(name) for action in actions for name in action.option_strings)
+    flags = (code(name) for action in actions for name in action.option_strings)
     return (
         feature.name,
-        _sentence(feature.description),
+        sentence(feature.description),
         ", ".join(flags),
-        ", ".join(_code(target) for target in feature.targets),
+        ", ".join(code(target) for target in feature.targets),
     )
-
-
-def _value(parsing: Mapping[str, Any]) -> str:
-    metavar = parsing.get("metavar")
-    if metavar is None:
-        return ""
-    text = " ".join(metavar) if isinstance(metavar, tuple) else metavar
-    suffix = {"+": " ...", "?": ""}.get(parsing.get("nargs"), "")
-    return f"[{_code(text)}]" if parsing.get("nargs") == "?" else f"{_code(text)}{suffix}"
-
-
-def _default(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return ""
-    if isinstance(value, float):
-        return _code(str(int(value)) if value.is_integer() else f"{value:g}")
-    return _code(" ".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
 
 
 def _together(reasons: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Flags of one reason in one row."""
     groups: dict[str, list[str]] = {}
     for flag, reason in reasons.items():
-        groups.setdefault(reason, []).append(_code(flag))
+        groups.setdefault(reason, []).append(code(flag))
     for reason, flags in groups.items():
         yield ", ".join(flags), reason
-
-
-def _sentence(text: str) -> str:
-    # Flags and names at the beginning stay as they are.
-    return text[0].upper() + text[1:] if text.partition(" ")[0].strip(",").isalpha() else text
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
 
 
 def main(argv: list[str]) -> None:
