@@ -27,6 +27,10 @@
 #                              must rise. Replies are cut to 240 characters. FILE holds pairs in the style of sharegpt,
 #                              42 of at most 128 tokens a side; default: ../shared/data/sft/dpo_en_demo.json.
 #                              [about 5 minutes on 2 cores]
+#   generate_smollm2 [--prompts N] [--tokens N]
+#                              greedy answers of SmolLM2-135M-Instruct to 32 prompts of 4 to 120 tokens, 64 tokens each,
+#                              from its directory and from a checkpoint of the FSDP2 backend, one by one and with eight
+#                              in work: each token must be that of transformers.generate. [about 8 minutes on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
@@ -138,6 +142,13 @@ job_mcore_smollm2() {
         ${options[@]+"${options[@]}"}
 }
 
+job_generate_smollm2() {
+    setup_environment "$here" dev,demo
+    mkdir -p "$SOAK_OUT/generate_smollm2"
+    "$PY" scripts/demo_model.py --out "$SOAK_OUT/generate_smollm2/model"
+    "$PY" -m tests.tasks.inference.smollm2 --model "$SOAK_OUT/generate_smollm2/model" "$@"
+}
+
 # Both backends on the same records; takes the name of the job, its default data and its options.
 both_backends() {
     local job=$1 data=$2 out=$SOAK_OUT/${1}_smollm2
@@ -174,10 +185,11 @@ mcore_kill) job_mcore_kill "${@:2}" ;;
 mcore_smollm2) job_mcore_smollm2 "${@:2}" ;;
 lora_smollm2) both_backends lora ../shared/data/sft/alpaca_en_demo.json "${@:2}" ;;
 dpo_smollm2) both_backends dpo ../shared/data/sft/dpo_en_demo.json "${@:2}" ;;
+generate_smollm2) job_generate_smollm2 "${@:2}" ;;
 convert_grid) job_convert_grid "${@:2}" ;;
 whole_grids) job_whole_grids "${@:2}" ;;
 *)
     die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, mcore_smollm2, lora_smollm2, dpo_smollm2," \
-        "convert_grid, whole_grids)"
+        "generate_smollm2, convert_grid, whole_grids)"
     ;;
 esac
