@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -30,8 +29,11 @@ logger = get_logger(__name__)
 
 _MASKLESS = "sdpa"
 """The attention of transformers that knows causality without a mask."""
-_UNBOUNDED = sys.maxsize
+_UNBOUNDED = 1 << 20
 """`max_length` of a model whose configuration names no number of positions (recurrent ones)."""
+_FOR_MANY, _FOR_FEW = "grouped_mm", "batched_mm"
+"""Ways of transformers to compute a mixture's experts: for many tokens, and for a few on an accelerator, where it is the
+faster one."""
 
 
 class HFBackend:
@@ -57,6 +59,12 @@ class HFBackend:
         self._picks_before_head = head is not None
         if head is not None:
             head.register_forward_pre_hook(self._pick)
+        self._switches_experts = (
+            device.type != "cpu"
+            and type(model)._can_set_experts_implementation()
+            and _FOR_MANY in model.get_experts_implementation().values()
+        )
+        self._experts = _FOR_MANY
         self._layers = self._find_layers()
 
     def new_cache(self, slots: int, length: int) -> Cache:
@@ -70,15 +78,22 @@ class HFBackend:
             return _TokenCache(slots, length)
         return KeyValueCache(self._layers, slots, length)
 
-    @torch.no_grad()
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         """See `Backend`."""
+        # Inference mode spares the bookkeeping of views and writes, some per cent of a small model's step. fully_shard
+        # keeps tensors from one call to the next, which must not be bound to it.
+        with torch.no_grad() if self._is_sharded else torch.inference_mode():
+            return self._forward(batch, cache)
+
+    def _forward(self, batch: Batch, cache: Cache) -> Tensor:
         if isinstance(cache, _TokenCache):
             logits = self._logits(cache.whole_texts(batch), batch.starts, batch.wanted)
         else:
             assert isinstance(cache, KeyValueCache), "made by new_cache"
             plan = Plan(batch, self.device)
             cache.begin(plan)
+            if self._switches_experts:
+                self._choose_experts(_FOR_FEW if plan.width == 1 else _FOR_MANY)
             logits = self._logits(
                 batch.tokens[:, : plan.width],
                 None,
@@ -105,6 +120,11 @@ class HFBackend:
         if not self._picks_before_head:
             logits = self._picked(logits)
         return logits.reshape(len(flat), -1)[:, : self.vocab_size].float().contiguous()
+
+    def _choose_experts(self, way: str) -> None:
+        if way != self._experts:
+            self.model.set_experts_implementation(way)
+            self._experts = way
 
     def _pick(self, module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The head is a good part of a small model: it need not run for tokens that nobody asks about."""
