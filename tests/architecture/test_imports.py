@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,42 +85,55 @@ def test_the_graph_sees_imports_wherever_they_stand() -> None:
     assert "pkg.sub.module.e" in imports(tree, "pkg.sub.module", is_package=True)
 
 
-# Runs in a fresh interpreter: loads what every module may rely on, takes a picture of it, then imports all modules of a
-# room and reports what has changed.
+# Runs in a fresh interpreter: loads what the modules of some rooms may rely on; then, for each room in a process of its
+# own that is forked there, takes a picture of that, imports all modules of the room and reports what has changed. The
+# rooms come in the order of what they rely on, so that none is forked from more than that.
 _PROBE = """
-import importlib, json, os, sys
+import importlib, json, os, sys, threading
 import torch, torch.nn.functional, torch.distributed, torch.distributed.fsdp
-if {with_transformers}:
-    import transformers, transformers.modeling_utils
-for name in {megatron!r}:
-    importlib.import_module(name)
 def attributes():
-    picture = {{}}
+    picture = {}
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("torch", "transformers", "megatron") and module is not None:
             for key, value in list(vars(module).items()):
                 picture[name, key] = value
                 if isinstance(value, type) and value.__module__.split(".")[0] == "megatron":
-                    picture.update({{(f"{{name}}.{{key}}", inner): held for inner, held in list(vars(value).items())}})
+                    picture.update({(f"{name}.{key}", inner): held for inner, held in list(vars(value).items())})
     for owner in (torch.Tensor, torch.nn.Module):
         for key, value in list(vars(owner).items()):
             picture[owner.__qualname__, key] = value
     return picture
-environment, before, loaded = dict(os.environ), attributes(), set(sys.modules)
-for module in {modules!r}:
-    importlib.import_module(module)
-after = attributes()
-print(json.dumps({{
-    "environment": sorted(k for k in set(environment) ^ set(os.environ) | {{k for k in environment
-                          if environment[k] != os.environ.get(k)}}),
-    "patched": sorted(f"{{name}}.{{key}}" for (name, key), value in before.items()
-                      if after.get((name, key)) is not value and callable(value)),
-    "process_group": torch.distributed.is_initialized(),
-    "deterministic": torch.are_deterministic_algorithms_enabled(),
-    "threads_started": [t.name for t in __import__("threading").enumerate()][1:],
-    "loaded": sorted(set(sys.modules) - loaded),
-}}))
+def probe(modules):
+    environment, before, loaded = dict(os.environ), attributes(), set(sys.modules)
+    for module in modules:
+        importlib.import_module(module)
+    after = attributes()
+    return {
+        "environment": sorted(k for k in set(environment) ^ set(os.environ) | {k for k in environment
+                              if environment[k] != os.environ.get(k)}),
+        "patched": sorted(f"{name}.{key}" for (name, key), value in before.items()
+                          if after.get((name, key)) is not value and callable(value)),
+        "process_group": torch.distributed.is_initialized(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "threads_started": [t.name for t in threading.enumerate()][1:],
+        "loaded": sorted(set(sys.modules) - loaded),
+    }
+for room in json.loads(sys.argv[1]):
+    for name in room["relies_on"]:
+        importlib.import_module(name)
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        print("ROOM", room["name"])
+        try:
+            print(json.dumps(probe(room["modules"])))
+        except BaseException as error:
+            print(repr(error))
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
 """
+_TRANSFORMERS = ["transformers", "transformers.modeling_utils"]
 _ROOMS_HERE = sorted(
     str(path.relative_to(ROOT)).replace("/", ".")
     for path in (*ROOT.iterdir(), *(ROOT / "tasks").iterdir())
@@ -133,21 +147,42 @@ def _megatron_modules() -> list[str]:
     return sorted({str(node.module) for node in nodes if is_inside(str(node.module), "megatron")})
 
 
-@pytest.mark.parametrize("room", _ROOMS_HERE)
-def test_importing_a_room_has_no_side_effect(room: str) -> None:
-    members = [module for module in modules() if is_inside(module.name, f"{PACKAGE}.{room}")]
-    imported = set().union(*(imports(module.tree, module.name, is_package=False) for module in members))
-    uses_megatron = any(is_inside(room, other) for other in _BACKEND_MEGATRON)
-    code = _PROBE.format(
-        modules=[module.name for module in members],
-        with_transformers=any(is_inside(name, "transformers") for name in imported),
-        # Importing megatron-core has effects of its own, on torch and on the environment.
-        megatron=_megatron_modules() if uses_megatron else [],
+def _probed(rooms: list[dict[str, Any]], **environment: str) -> dict[str, list[str]]:
+    """What is printed for each room; its report is the last line."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, json.dumps(rooms)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **environment},
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert not done.stdout.splitlines()[:-1], "an import must not print"
+    parts = done.stdout.split("ROOM ")
+    assert not parts[0], parts[0]
+    return {lines[0]: lines[1:] for lines in (part.splitlines() for part in parts[1:])}
+
+
+@pytest.fixture(scope="module")
+def probed() -> dict[str, list[str]]:
+    """All rooms."""
+    rooms = []
+    for room in _ROOMS_HERE:
+        members = [module for module in modules() if is_inside(module.name, f"{PACKAGE}.{room}")]
+        imported = set().union(*(imports(module.tree, module.name, is_package=False) for module in members))
+        relies_on = _TRANSFORMERS if any(is_inside(name, "transformers") for name in imported) else []
+        if any(is_inside(room, other) for other in _BACKEND_MEGATRON):
+            # Importing megatron-core has effects of its own, on torch and on the environment.
+            relies_on = [*_TRANSFORMERS, *_megatron_modules()]
+        rooms.append({"name": room, "relies_on": relies_on, "modules": [module.name for module in members]})
+    return _probed(sorted(rooms, key=lambda room: len(room["relies_on"])))
+
+
+@pytest.mark.parametrize("room", _ROOMS_HERE)
+def test_importing_a_room_has_no_side_effect(probed: dict[str, list[str]], room: str) -> None:
+    *printed, report = probed[room]
+    assert report.startswith("{"), report
+    assert not printed, "an import must not print"
+    found = json.loads(report)
     loaded = found.pop("loaded")
     assert found == {
         "environment": [],
@@ -165,16 +200,8 @@ def test_the_probe_sees_a_patch_of_megatron(tmp_path: Path) -> None:
         "import megatron.core.utils as utils\nfrom megatron.core.transformer.mlp import MLP\n"
         "utils.divide = lambda a, b: a // b\nMLP.forward = lambda self, x: x\n"
     )
-    megatron = ["megatron.core.transformer.mlp"]
-    code = _PROBE.format(modules=["patching"], with_transformers=False, megatron=megatron)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    patched = json.loads(done.stdout.splitlines()[-1])["patched"]
+    room = {"name": "patching", "relies_on": ["megatron.core.transformer.mlp"], "modules": ["patching"]}
+    patched = json.loads(_probed([room], PYTHONPATH=str(tmp_path))["patching"][-1])["patched"]
     assert {"megatron.core.utils.divide", "megatron.core.transformer.mlp.MLP.forward"} <= set(patched)
 
 
