@@ -151,7 +151,7 @@ def _add_group(parser: argparse.ArgumentParser, title: str, flags: Sequence[Flag
 
 
 def _help(flag: Flag) -> str:
-    if flag.default is None or isinstance(flag.default, bool):
+    if flag.default in (None, ()) or isinstance(flag.default, bool):
         return _escaped(flag.doc)
     shown = " ".join(map(str, flag.default)) if isinstance(flag.default, tuple) else flag.default
     return _escaped(f"{flag.doc.removesuffix('.')} (default {shown}).")
