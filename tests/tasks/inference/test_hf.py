@@ -196,6 +196,20 @@ def test_a_window_of_another_size_is_seen() -> None:
     assert run(model, HFBackend(other, device=CPU)) > 10 * BAR
 
 
+def test_experts_are_computed_another_way_for_single_tokens() -> None:
+    """As on accelerators, where `generate` does so too."""
+    model = build("qwen3_moe").float()
+    other = copy.deepcopy(model)
+    other.set_experts_implementation("grouped_mm")
+    backend = HFBackend(other, device=CPU)
+    assert not backend._switches_experts
+    backend._switches_experts = True
+    seen = []
+    other.register_forward_pre_hook(lambda *_: seen.append(other.config._experts_implementation))
+    assert run(model, backend) < 5 * BAR  # fp32: grouped products know no fp64
+    assert set(seen) == {"grouped_mm", "batched_mm"}
+
+
 @pytest.fixture(scope="module")
 def backend() -> Iterator[HFBackend]:
     yield HFBackend(build("llama").float(), device=CPU)

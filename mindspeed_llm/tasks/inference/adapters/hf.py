@@ -32,8 +32,8 @@ _MASKLESS = "sdpa"
 _UNBOUNDED = 1 << 20
 """`max_length` of a model whose configuration names no number of positions (recurrent ones)."""
 _FOR_MANY, _FOR_FEW = "grouped_mm", "batched_mm"
-"""Ways of transformers to compute a mixture's experts: for many tokens, and for a few on an accelerator, where it is the
-faster one."""
+"""Ways of transformers to compute a mixture's experts: for many tokens, and for a few on an accelerator, where it is
+the faster one."""
 
 
 class HFBackend:
