@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.pool import RankPool
 from tests.support.runs import text_data, write_config, write_texts
 from tests.support.tokenizers import byte_tokenizer
 
@@ -32,26 +33,22 @@ CONFIG = {
 
 
 @pytest.mark.distributed
-def test_peak_of_a_resumed_run(tmp_path: Path, repository: Path) -> None:
+def test_peak_of_a_resumed_run(rank_pool: RankPool, tmp_path: Path, repository: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
     byte_tokenizer(pad_token="<pad>").save_pretrained(model)
     data = text_data(write_texts(tmp_path / "data.jsonl", 8), manager="lf")
 
+    def command(name: str, **training: Any) -> list[str]:
+        fields: dict[str, Any] = {"stage": "pt", "save_hf_weights": False, "num_train_epochs": 1.0, **training}
+        config = write_config(tmp_path / name, model, data, **fields)
+        return [config, "--model.train_from_scratch", "--model.init_model_with_meta_device"]
+
     def peak(name: str, **training: Any) -> int:
         """Peak RSS of a run in KiB."""
-        config = write_config(
-            tmp_path / name, model, data, stage="pt", save_hf_weights=False, num_train_epochs=1.0, **training
-        )
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "train_fsdp2.py",
-                config,
-                "--model.train_from_scratch",
-                "--model.init_model_with_meta_device",
-            ],
+            [sys.executable, "train_fsdp2.py", *command(name, **training)],
             cwd=repository,
             # glibc's own threshold grows as blocks are freed, and with it the peak, by chance.
             env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "262144"},
@@ -66,7 +63,8 @@ def test_peak_of_a_resumed_run(tmp_path: Path, repository: Path) -> None:
         assert process.returncode == 0, output
         return usage.ru_maxrss
 
-    peak("saved", max_steps=1, save_steps=1)
+    (saved,) = rank_pool.run("tests.distributed.runs:train", ranks=1, argv=command("saved", max_steps=1, save_steps=1))
+    assert saved["code"] == 0
     fresh = peak("fresh", max_steps=2)
     resumed = peak("saved", max_steps=2, resume_from_checkpoint="latest")
     # Weights, gradients and moments are all there in both.

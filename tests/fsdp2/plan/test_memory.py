@@ -19,19 +19,23 @@ from tests.support.toys import save_toy
 
 FP32 = {"param_dtype": "fp32"}
 ONE: dict[str, Any] = {"training": {"per_device_train_batch_size": 1}}
+SHORT: dict[str, Any] = {"data": {"cutoff_len": 256}}
 # family, ranks, sections
 ROWS: list[Any] = [
     ("llama", 1, {"parallel": FP32, "training": {"per_device_train_batch_size": 2}}),
     # Half of the tokens: CPUs without bf16 units are slow.
-    ("llama", 1, {**ONE, "parallel": {"param_dtype": "bf16", "recompute": True}, "data": {"cutoff_len": 256}}),
+    ("llama", 1, {**ONE, "parallel": {"param_dtype": "bf16", "recompute": True}, **SHORT}),
     (
         "llama",
         1,
-        {"parallel": FP32, "training": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}},
+        {"parallel": FP32, "training": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}, **SHORT},
     ),
     ("qwen3_moe", 1, {"parallel": FP32, "training": {"per_device_train_batch_size": 2}}),
     pytest.param(
-        "llama", 2, {"parallel": FP32, "training": {"per_device_train_batch_size": 3}}, marks=pytest.mark.torchrun
+        "llama",
+        2,
+        {"parallel": FP32, "training": {"per_device_train_batch_size": 3}, **SHORT},
+        marks=pytest.mark.torchrun,
     ),
 ]
 
