@@ -98,7 +98,7 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
     sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.expert_model_parallel_size)
     facts = [
         f"{args.num_layers} layers",
-        args.dtype if args.dtype != "auto" else "fp32",
+        str(backend.dtype).removeprefix("torch."),
         "TP {} x PP {} x EP {}".format(*sizes),
         _spread(backend, world_size_of(args)),
     ]

@@ -132,20 +132,16 @@ def ask_checkpoint(*, flags: Sequence[str], reference: str | None) -> dict[str, 
         reference: the folder with `reference.pt`; None: nothing is asked.
     """
     from mindspeed_llm.errors import UserError
-    from mindspeed_llm.features_manager.features import FEATURES
-    from mindspeed_llm.tasks.inference.adapters.megatron_checkpoint import apply_adapters, apply_checkpoint
-    from mindspeed_llm.training.arguments.model_from_hf import apply_model_from_hf
-    from mindspeed_llm.training.arguments.parser import parse
+    from mindspeed_llm.tasks.inference.arguments.inference import inference_arguments
+    from mindspeed_llm.tasks.inference.megatron_model import complete
+    from mindspeed_llm.tasks.inference.source import find_source
+    from tests.training.checkpointing.rows import logged
 
-    args = parse(list(flags), FEATURES)
     try:
-        if (Path(args.load) / "config.json").is_file():
-            args.model_from_hf = args.load
-            text = apply_model_from_hf(args)
-        else:
-            text = apply_checkpoint(args)
-        if args.lora_load is not None:
-            text += apply_adapters(args)
+        args = inference_arguments([*flags, "--backend", "megatron", "--prompt", "none"])
+        with logged() as lines:
+            complete(args, find_source(args, dist.get_world_size()))
+        text = "\n".join(lines)
         with loaded(args) as backend:
             found = {} if reference is None else _logits(backend, torch.load(Path(reference) / "reference.pt"))
             return {**found, "error": None, "text": text, "vocab_size": backend.vocab_size, "dtype": backend.dtype}

@@ -117,7 +117,7 @@ def test_one_checkpoint_of_several_and_flags_that_contradict(folders: Folders, t
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "iter_0000001", moved)
     (found,) = folders.ask(["--load", moved])
-    assert "its name does not say of which step" in found["error"]
+    assert "moved holds rank files; expected the folder that has iter_" in found["error"]
 
 
 def test_adapters_answer_as_peft_does(folders: Folders, tmp_path: Path) -> None:

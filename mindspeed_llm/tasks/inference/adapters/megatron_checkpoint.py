@@ -16,6 +16,7 @@ _FREE = frozenset(
 _DERIVED = frozenset(("model_from_hf", "use_rotary_position_embeddings", "seed"))
 """Arguments of a model that are of no use to another command."""
 _TOKENIZER = ("tokenizer_type", "tokenizer_name_or_path", "tokenizer_model", "vocab_file", "merge_file")
+_OWN_SPECS = "mindspeed_llm."
 _LORA = ("lora_target_modules", "lora_r", "lora_alpha")
 _LISTS = ("moe_layer_freq", "window_attn_skip_freq")
 """Arguments that may have an element for each layer, noop layers included."""
@@ -23,26 +24,32 @@ _LISTS = ("moe_layer_freq", "window_attn_skip_freq")
 
 def apply_checkpoint(args: Namespace) -> str:
     """Put what the checkpoint of `args.load` says about its model into `args`, where no flag says it: the structure,
-    the dtype, its adapters unless `args.lora_load` names others, and the tokenizer unless flags name one. Returns the
-    text that says what was set; empty where the checkpoint carries no arguments.
+    on an accelerator the dtype, its adapters unless `args.lora_load` names others, and the tokenizer unless flags name
+    one. Returns the text that says what was set; empty where the checkpoint carries no arguments.
 
-    How the training run was spread over ranks is no matter. To be called before any check of `args`; needs torch, and
-    no process group.
+    With `args.model_from_hf` the structure is that of config.json.
+
+    How the training run was spread over ranks is no matter. To be called before any check of `args` and once; needs
+    torch, and no process group.
 
     Raises:
         UserError: flags contradict the checkpoint, or there is none.
     """
+    from mindspeed_llm.platform.device import device_type
     from mindspeed_llm.tasks.inference.adapters.megatron_arguments import model_arguments
 
     name_checkpoint(args)
     source, saved = saved_arguments(Path(args.load), args.ckpt_step if args.lora_load is None else None)
     taken: dict[str, Any] = {}
-    if saved:
+    if saved and args.model_from_hf is None:
         of_model = _of_model(saved, model_arguments())
+        _check_spec(of_model, args, source)
         _check(args, of_model, source)
         taken = {name: value for name, value in of_model.items() if name not in args.given}
+        _place_layers(args, taken)
         _fit_vocabulary(args, taken)
-        if not any(name in args.given for name in ("bf16", "fp16")) and getattr(args, "dtype", "auto") == "auto":
+    if saved:
+        if device_type() != "cpu" and getattr(args, "dtype", "auto") == "auto" and not (args.bf16 or args.fp16):
             taken |= {name: bool(saved.get(name)) for name in ("bf16", "fp16")}
         if not any(name in args.given for name in _TOKENIZER):
             taken |= _tokenizer(saved)
@@ -147,6 +154,16 @@ def _of_model(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def _check_spec(of_model: Mapping[str, Any], args: Namespace, source: Path) -> None:
+    """What a file names is not imported, unless it is of this package."""
+    spec = of_model.get("spec")
+    if spec and "spec" not in args.given and not str(spec[0]).startswith(_OWN_SPECS):
+        raise UserError(
+            f"{source}: the model has layers of another package, which is not loaded because a checkpoint says so; "
+            f"give --spec {' '.join(map(str, spec))}"
+        )
+
+
 def _check(args: Namespace, of_model: Mapping[str, Any], source: Path) -> None:
     noops = len(args.noop_layers or ())
     wrong = []
@@ -165,6 +182,18 @@ def _check(args: Namespace, of_model: Mapping[str, Any], source: Path) -> None:
             f"flags contradict the arguments in {source}: {', '.join(wrong)}; leave them out, or name another "
             "checkpoint"
         )
+
+
+def _place_layers(args: Namespace, taken: dict[str, Any]) -> None:
+    """Count the noop layers of this job, where flags say some."""
+    noops = args.noop_layers or ()
+    if not noops or "num_layers" not in taken:
+        return
+    taken["num_layers"] += len(noops)
+    for name in _LISTS:
+        if isinstance(taken.get(name), tuple):
+            values = iter(taken[name])
+            taken[name] = tuple(0 if n in noops else next(values) for n in range(taken["num_layers"]))
 
 
 def _fit_vocabulary(args: Namespace, taken: dict[str, Any]) -> None:
