@@ -1,0 +1,234 @@
+"""Both ways to meet lm-eval at toy size: our scores against its own, and our models under its tasks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation import lm_eval_adapter
+from tests.support.tokenizer_files import byte_level_bpe
+from tests.support.tokenizers import CHATML_TEMPLATE
+from tests.support.toys import build_toy
+from tests.tasks.evaluation import lm_eval_parity
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra: eval)")
+SUBJECTS = ("anatomy", "virology")
+QUESTIONS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy with a tokenizer of byte-level BPE, in Hugging Face's layout."""
+    folder = tmp_path_factory.mktemp("lm_eval") / "model"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe("<|im_start|>", "<|im_end|>"), eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    tokenizer.chat_template = CHATML_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    toy = build_toy("llama", vocab_size=len(tokenizer), max_position_embeddings=2048, num_hidden_layers=2)
+    toy.config.eos_token_id = toy.generation_config.eos_token_id = tokenizer.eos_token_id
+    toy.config.bos_token_id = toy.generation_config.bos_token_id = None
+    toy.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few questions of each benchmark, in its own layout."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, count in (("test", QUESTIONS), ("dev", 5)):
+        (folder / "mmlu" / split).mkdir(parents=True)
+        for subject in SUBJECTS:
+            with (folder / "mmlu" / split / f"{subject}_{split}.csv").open("w", newline="") as stream:
+                csv.writer(stream).writerows(_choice(subject, split, number) for number in range(count))
+    (folder / "gsm8k").mkdir()
+    for split, first in (("test", 0), ("train", 10)):
+        rows = [
+            {"question": f"A fox has {n} dogs. How many are lazy?", "answer": f"All {n}.\n#### {n}"}
+            for n in range(first, first + QUESTIONS)
+        ]
+        (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "bbh").mkdir()
+    rows = [{"input": "not " * n + "True is", "target": str(n % 2 == 0)} for n in range(QUESTIONS)]
+    (folder / "bbh/boolean_expressions.json").write_text(json.dumps({"examples": rows}))
+    return folder
+
+
+def _choice(subject: str, split: str, number: int) -> list[str]:
+    options = [f"the {word}" for word in ("fox", "dog", "señor", "café")]
+    return [f"What jumps over {split} {number} in {subject}?", *options, "ABCD"[number % 4]]
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Path) -> Any:
+    """lm-eval's model for transformers."""
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def ours(model: Path) -> Any:
+    """The same weights by way of the adapter."""
+    from mindspeed_llm.tasks.inference.load import load_causal_lm
+
+    args = lm_eval_adapter._arguments(["--load", str(model), "--tasks", "any"])
+    return lm_eval_adapter.lm_eval_model(load_causal_lm(args), name="toy")
+
+
+def test_scores_are_those_of_lm_eval_sample_by_sample(model: Path, data: Path, tmp_path: Path) -> None:
+    counts = {}
+    for compared, count in lm_eval_parity.compare(model, data, tmp_path, limit=QUESTIONS):
+        assert not compared.differences
+        counts[compared.task] = count
+    assert counts == {"mmlu_ppl": 2 * QUESTIONS, "gsm8k": QUESTIONS, "bbh": QUESTIONS}
+
+
+def test_the_comparison_sees_what_differs(data: Path, tmp_path: Path) -> None:
+    compared = next(found for found in lm_eval_parity.prepare(data, tmp_path) if found.task == "gsm8k")
+    mine = [
+        {"subject": "gsm8k", "index": n, "prompt": "Q", "raw": "7", "extracted": {"a": "7"}, "correct": {"a": True}}
+        for n in range(4)
+    ]
+    other = [
+        {
+            "doc_id": n,
+            "filter": "a",
+            "arguments": [("Q", {})],
+            "resps": [["7"]],
+            "filtered_resps": ["7"],
+            "exact_match": 1.0,
+        }
+        for n in range(4)
+    ]
+    assert not list(lm_eval_parity.differences(compared, mine, {"local_gsm8k": other}))
+    other[0]["resps"], other[1]["exact_match"], other[3]["arguments"] = [["8"]], 0.0, [("Q?", {})]
+    found = list(lm_eval_parity.differences(compared, mine, {"local_gsm8k": other}))
+    assert [line.split(": ")[1] for line in found] == ["other text", "other verdict", "other prompt"]
+    assert "other samples were asked" in "".join(lm_eval_parity.differences(compared, mine[1:], {"local_gsm8k": other}))
+
+
+def _instances(kind: str, *arguments: tuple) -> list[Any]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(request_type=kind, doc={}, arguments=each, idx=number) for number, each in enumerate(arguments)]
+
+
+def _assert_near(mine: Sequence[tuple[float, bool]], other: Sequence[tuple[float, bool]]) -> None:
+    assert [greedy for _, greedy in mine] == [greedy for _, greedy in other]
+    assert [value for value, _ in mine] == pytest.approx([value for value, _ in other], abs=1e-4)
+
+
+def test_likelihoods_are_those_of_lm_evals_model(ours, theirs) -> None:
+    asked = [("The quick", " brown fox"), ("The quick ", "brown"), ("", "lazy dog"), ("It" * 3000, " is there")]
+    asked += [(f"We've seen {word} go.\nAnswer:", f" {letter}") for word in ("it", "señor") for letter in "AB"]
+    _assert_near(
+        ours.loglikelihood(_instances("loglikelihood", *asked)),
+        theirs.loglikelihood(_instances("loglikelihood", *asked), disable_tqdm=True),
+    )
+    texts = [("The quick brown fox jumps over the lazy dog.",), ("naïve café, señor! " * 200,), ("it",)]
+    mine = ours.loglikelihood_rolling(_instances("loglikelihood_rolling", *texts))
+    other = theirs.loglikelihood_rolling(_instances("loglikelihood_rolling", *texts), disable_tqdm=True)
+    assert mine == pytest.approx(other, abs=2e-3)  # sums over up to 3000 tokens
+
+
+def test_texts_are_those_of_lm_evals_model(ours, theirs) -> None:
+    options = [
+        {"until": ["e", "\n"], "do_sample": False, "max_gen_toks": 12},
+        {"until": "the", "max_gen_toks": 16, "temperature": 0.0},
+        {"max_gen_toks": 5},
+    ]
+    asked = [(text, each) for text in ("The quick", "We've seen it " * 300) for each in options]
+    assert ours.generate_until(_instances("generate_until", *asked)) == theirs.generate_until(
+        _instances("generate_until", *asked), disable_tqdm=True
+    )
+    drawn = {"do_sample": True, "temperature": 1.0, "top_k": 20, "max_gen_toks": 8, "until": []}
+    twice = [ours.generate_until(_instances("generate_until", ("The", drawn), ("The", drawn))) for _ in range(2)]
+    assert twice[0] == twice[1]
+    assert twice[0][0] != twice[0][1]
+    with pytest.raises(UserError, match="the task generates with num_beams=3, which is not known here"):
+        ours.generate_until(_instances("generate_until", ("The", {"num_beams": 3})))
+    with pytest.raises(UserError, match="answers of 4000 tokens, and the model has 2048 positions"):
+        ours.generate_until(_instances("generate_until", ("The", {"max_gen_toks": 4000})))
+
+
+def test_conversations_are_those_of_lm_evals_model(ours, theirs) -> None:
+    talk = [{"role": "user", "content": "Who jumps?"}]
+    begun = [*talk, {"role": "assistant", "content": "The fox"}]
+    assert ours.apply_chat_template(talk) == theirs.apply_chat_template(talk)
+    assert ours.apply_chat_template(begun, add_generation_prompt=False) == theirs.apply_chat_template(
+        begun, add_generation_prompt=False
+    )
+    assert ours.chat_template(True) == theirs.chat_template(True) == CHATML_TEMPLATE
+
+
+def test_the_command(model: Path, data: Path, tmp_path: Path, capsys) -> None:
+    """The tables, and files with the samples; `--include_path` as lm-eval spells it."""
+    from benchmarks import lm_eval_tasks
+
+    lm_eval_tasks.write_mmlu(data / "mmlu", tmp_path / "tasks")
+    output = tmp_path / "found"
+    flags = ["--load", str(model), "--tasks", "local_mmlu_anatomy", "--include_path", str(tmp_path / "tasks")]
+    flags += ["--limit", "2", "--num-fewshot", "1", "--hf-chat-template", "--output-dir", str(output)]
+    assert lm_eval_adapter.main(flags) == 0
+    assert "|anatomy|" in capsys.readouterr().out
+    samples = [json.loads(line) for line in (output / "samples_local_mmlu_anatomy.jsonl").read_text().splitlines()]
+    assert [sample["doc_id"] for sample in samples] == [0, 1]
+    assert all("<|im_start|>assistant" in sample["arguments"][0][0] for sample in samples)
+    found = json.loads((output / "results.json").read_text())["results"]["local_mmlu_anatomy"]
+    assert found["acc,none"] == sum(sample["acc"] for sample in samples) / 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "--tasks is missing"),
+        (["--tasks", "a", "--apply_chat_template"], "--hf-chat-template does that here"),
+        (["--tasks", "a", "--include-path", "/nowhere"], "--include-path /nowhere does not exist"),
+        (["--tasks", "a", "--load", "/nowhere"], "--load /nowhere does not exist"),
+        (["--tasks", "a", "--prompt-type", "qwen"], "give --hf-chat-template instead"),
+        (["--taks", "a"], "--tasks"),
+    ],
+)
+def test_mistakes_are_named(flags: list[str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        lm_eval_adapter.main(flags)
+    assert said in str(caught.value)
+
+
+def test_a_task_that_is_not_there_is_named(data: Path, tmp_path: Path, monkeypatch) -> None:
+    import lm_eval.tasks
+
+    # lm-eval's own files are many, and none of them has the name.
+    manager = lm_eval.tasks.TaskManager
+    monkeypatch.setattr(
+        lm_eval.tasks,
+        "TaskManager",
+        lambda include_path, **_: manager(include_path=include_path, include_defaults=False),
+    )
+    with pytest.raises(UserError, match="--tasks names nothing, which lm-eval does not have"):
+        lm_eval_adapter._task_manager(["nothing"], str(tmp_path))
+
+
+def test_without_lm_eval_the_extra_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(UserError, match=r"lm-eval is not installed .*pip install mindspeed_llm\[eval\]"):
+        lm_eval_adapter.main(["--tasks", "a"])
+
+
+def test_reading_flags_needs_neither_lm_eval_nor_torch() -> None:
+    code = (
+        "import sys; from mindspeed_llm.tasks.evaluation import lm_eval_adapter as adapter\n"
+        "adapter._arguments(['--tasks', 'a'])\n"
+        "assert not {'lm_eval', 'torch', 'transformers'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
