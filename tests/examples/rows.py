@@ -27,6 +27,13 @@ def infer_in(folder: str, argv: Sequence[str]) -> int:
     return _run_in(folder, main, argv)
 
 
+def evaluate_in(folder: str, argv: Sequence[str]) -> int:
+    """Run `evaluation.py` in the same way."""
+    from mindspeed_llm.tasks.evaluation.main import main
+
+    return _run_in(folder, main, argv)
+
+
 def _run_in(folder: str, main: Callable[[list[str]], int], argv: Sequence[str]) -> int:
     before = os.getcwd()
     os.chdir(folder)

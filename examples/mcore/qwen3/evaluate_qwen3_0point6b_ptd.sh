@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Score Qwen3-0.6B on a benchmark with 1 device (TP 1, PP 1); Ascend NPU or CUDA.
+#   bash examples/mcore/qwen3/evaluate_qwen3_0point6b_ptd.sh [more flags of evaluation.py ...]
+# Environment: NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT, TOKENIZER_PATH, CKPT_LOAD_DIR, DATA_PATH,
+# TASK, PROMPT_TYPE, TP, PP. Of a flag given twice the last one counts: append what shall differ, --check too. Relative
+# paths start at the root of the repository.
+# Results go to --output-dir, by default to a folder below ./output/evaluation. A run that was ended goes on where it
+# was when the same command is given again. More devices hold more copies of the model, which share the questions.
+# The same in short, with all sizes of the model from its config.json:
+#   torchrun --nproc_per_node 1 evaluation.py --use-mcore-models --load ./model_from_hf/qwen3_0point6b_hf/ --bf16 \
+#       --task mmlu --task-data-path ./mmlu/test/
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+source examples/mcore/env_config.sh
+
+NPUS_PER_NODE="${NPUS_PER_NODE:-1}"
+NNODES="${NNODES:-1}"
+NODE_RANK="${NODE_RANK:-0}"
+MASTER_ADDR="${MASTER_ADDR:-localhost}"
+MASTER_PORT="${MASTER_PORT:-6000}"
+
+TOKENIZER_PATH="${TOKENIZER_PATH:-./model_from_hf/qwen3_0point6b_hf/}"
+# A Hugging Face directory, or a folder of checkpoints. Those of --ckpt-format torch have a file for each rank: TP
+# and PP are those that they were saved with, which the training scripts have as below.
+CKPT_LOAD_DIR="${CKPT_LOAD_DIR:-./model_from_hf/qwen3_0point6b_hf/}"
+# One benchmark, or several with a path for each, all in quotes.
+DATA_PATH="${DATA_PATH:-./mmlu/test/}"
+TASK="${TASK:-mmlu}"
+# Chat template; empty: questions are asked in plain text.
+PROMPT_TYPE="${PROMPT_TYPE-}"
+
+TP="${TP:-1}"
+PP="${PP:-1}"
+
+DISTRIBUTED_ARGS=(
+    --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" --node_rank "$NODE_RANK"
+    --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"
+)
+
+MODEL_PARALLEL_ARGS=(
+    --tensor-model-parallel-size "$TP"
+    --pipeline-model-parallel-size "$PP"
+)
+
+GPT_ARGS=(
+    --use-mcore-models
+    --spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec
+    --num-layers 28 --hidden-size 1024 --ffn-hidden-size 3072
+    --num-attention-heads 16 --group-query-attention --num-query-groups 8 --kv-channels 128
+    --padded-vocab-size 151936 --max-position-embeddings 40960
+    --position-embedding-type rope --rotary-base 1000000
+    --normalization RMSNorm --norm-epsilon 1e-6 --qk-layernorm
+    --swiglu --disable-bias-linear
+)
+
+EVALUATE_ARGS=(
+    # Unquoted: each word is a benchmark, or a path.
+    --task $TASK --task-data-path $DATA_PATH
+    --evaluation-batch-size 8
+    --load "$CKPT_LOAD_DIR" --bf16
+    --use-flash-attn --use-fused-rotary-pos-emb --use-fused-swiglu --use-fused-rmsnorm
+    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path "$TOKENIZER_PATH"
+)
+
+if [[ -n "$PROMPT_TYPE" ]]; then
+    EVALUATE_ARGS+=(--prompt-type "$PROMPT_TYPE")
+fi
+
+mkdir -p logs
+# pipefail: the exit code is torchrun's, not tee's.
+torchrun "${DISTRIBUTED_ARGS[@]}" evaluation.py \
+    "${MODEL_PARALLEL_ARGS[@]}" \
+    "${GPT_ARGS[@]}" \
+    "${EVALUATE_ARGS[@]}" \
+    "$@" 2>&1 | tee "logs/evaluate_qwen3_0point6b_ptd_$(date +%Y%m%d_%H%M%S).log"
