@@ -9,6 +9,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from mindspeed_llm.tasks.inference.adapters.megatron import MegatronBackend
 from mindspeed_llm.tasks.inference.backend import Batch
+from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.engine import Engine
 from mindspeed_llm.tasks.inference.generation import Request
 from tests.support.megatron_args import megatron_args
@@ -98,6 +100,7 @@ def ask(
     load: str | None = None,
     prompts: Sequence[Sequence[int]] = (),
     max_new_tokens: int = 0,
+    beams: int = 0,
     mutant: str | None = None,
     **values: Any,
 ) -> dict[str, Any]:
@@ -106,11 +109,13 @@ def ask(
     Args:
         load: where weights come from; None: from `folder`.
         prompts: to continue greedily, three at once; copies of the model share them.
+        beams: of a beam search over the last prompt; 0: none.
         mutant: a deliberate fault.
 
     Returns:
         `errors`, of each kind of step the greatest difference to the reference in standard deviations of its logits;
-        `bits`, a hash of all logits; `copy` (number, count, whether first); `answers` by place in `prompts`.
+        `bits`, a hash of all logits; `copy` (number, count, whether first); `answers` by place in `prompts`; `best`,
+        the answer of the beam search.
     """
     path = Path(folder)
     args = megatron_args(path, world_size=dist.get_world_size(), **values)
@@ -122,6 +127,7 @@ def ask(
             **found,
             "copy": (backend.replica, backend.replicas, backend.is_first_of_replica),
             "answers": dict(zip(mine, _answers(backend, [prompts[n] for n in mine], max_new_tokens), strict=True)),
+            "best": _best(backend, prompts[-1], max_new_tokens, beams) if beams else None,
         }
 
 
@@ -221,3 +227,10 @@ def _answers(backend: MegatronBackend, prompts: Sequence[Sequence[int]], max_new
     while engine.busy:
         answers.update({number: completion.token_ids for number, completion, _ in engine.step()})
     return [answers[number] for number in sorted(answers)]
+
+
+def _best(backend: MegatronBackend, prompt: Sequence[int], max_new_tokens: int, beams: int) -> tuple[int, ...]:
+    tokenizer: Any = SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids)))
+    lm = CausalLM(backend, tokenizer, stop_ids=frozenset({2}))
+    request = Request(prompt=tuple(prompt), max_new_tokens=max_new_tokens, stop_ids=lm.stop_ids)
+    return lm.beam_search(request, beams).token_ids

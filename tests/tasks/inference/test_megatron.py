@@ -1,7 +1,7 @@
 """Models of the Megatron backend answer as transformers does, however they are spread over ranks.
 
 Logits: texts of different lengths in one batch, texts that go on behind a prefix, single tokens, moved slots. Answers:
-greedy, texts of different lengths at once.
+greedy, texts of different lengths at once; and of a beam search.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ ROWS: dict[str, tuple[str, int, dict[str, Any], int]] = {
     "ep2 tp2 of whole experts": ("qwen3-moe", 4, EP2 | TP2 | SP | ETP1 | ALLTOALL, 2),
     "two copies": ("mixtral", 4, EP2, 2),
 }
+WITH_BEAMS = ("tp2", "pp2", "ep2")
 PROMPTS = [[5, 17, 200], [301] * 20, [9, 8, 7, 6, 5, 4, 3], [44, 45], list(range(30, 62))]
 NEW_TOKENS = 20
 Family = Callable[[str], Path]
@@ -66,31 +67,30 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     return of
 
 
-def answers_of(name: str) -> dict[int, tuple[int, ...]]:
-    """transformers' answers to the prompts, each asked alone; without the token that ends them."""
+def answer_of(name: str, prompt: list[int], *, beams: int = 1) -> tuple[int, ...]:
+    """transformers' answer to a prompt alone; without the token that ends it."""
     model = families.build(name)
     model.generation_config.pad_token_id = 0
-    answers = {}
-    for place, prompt in enumerate(PROMPTS):
-        whole = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            use_cache=True,
-            eos_token_id=2,
-        )
-        answer = whole[0, len(prompt) :].tolist()
-        answers[place] = tuple(answer[: answer.index(2)] if 2 in answer else answer)
-    return answers
+    whole = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        num_beams=beams,
+        use_cache=True,
+        eos_token_id=2,
+    )
+    answer = whole[0, len(prompt) :].tolist()
+    return tuple(answer[: answer.index(2)] if 2 in answer else answer)
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", ROWS)
 def test_logits_and_answers_equal_transformers(rank_pool: RankPool, family: Family, name: str) -> None:
     toy, ranks, values, copies = ROWS[name]
+    beams = 3 if name in WITH_BEAMS else 0
     found = rank_pool.run(
-        ROW, ranks=ranks, folder=str(family(toy)), prompts=PROMPTS, max_new_tokens=NEW_TOKENS, **values
+        ROW, ranks=ranks, folder=str(family(toy)), prompts=PROMPTS, max_new_tokens=NEW_TOKENS, beams=beams, **values
     )
     for of_rank in found:
         assert max(of_rank["errors"].values()) < 1e-5, of_rank["errors"]
@@ -106,7 +106,10 @@ def test_logits_and_answers_equal_transformers(rank_pool: RankPool, family: Fami
     for of_rank in found:
         for place, answer in of_rank["answers"].items():
             assert answers.setdefault(place, answer) == answer
-    assert answers == answers_of(toy)
+    assert answers == {place: answer_of(toy, prompt) for place, prompt in enumerate(PROMPTS)}
+    best = answer_of(toy, PROMPTS[-1], beams=beams) if beams else None
+    assert [of_rank["best"] for of_rank in found] == [best] * ranks
+    assert best != answers[len(PROMPTS) - 1]
 
 
 @pytest.mark.distributed
