@@ -102,7 +102,7 @@ def _checked_source(args: Namespace) -> str:
     if source.backend == "megatron":
         from mindspeed_llm.tasks.inference.megatron_model import check
 
-        check(args, source, world_size)
+        check(args, world_size)
     if args.check is None:
         return ""
     from mindspeed_llm.tasks.inference.plan import plan_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,9 @@ from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.backend import Backend
 
+_OPTIMIZER_FILES = ("distrib_optim.pt",)
 _LOG = logging.getLogger("mindspeed_llm")
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.distcp", "*/*.pt")
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".distcp")
 
 
 def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> CausalLM:
@@ -47,7 +48,7 @@ def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> Causal
         stop_ids=stopping.stop_ids(tokenizer, others=stopping.of_generation_config(folder)),
         batch_size=_batch_size(args),
         description=description,
-        fingerprint=_fingerprint(_weight_files(source)),
+        fingerprint=_fingerprint(args, source),
     )
 
 
@@ -66,14 +67,11 @@ def _load_hf(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, 
     tokenizer = named_tokenizer(args, str(folder))
     assert tokenizer is not None, "a folder is named"
     model = backend.model
-    spread = f"{backend.replicas} copies" if backend.replicas > 1 else "1 copy"
-    ranks = distributed.world_size()
     facts = [
         type(model).__name__,
         f"{model.num_parameters():,} parameters",
         str(next(iter(model.parameters())).dtype).removeprefix("torch."),
-        f"{spread} on {ranks} {backend.device.type} rank{'s' if ranks > 1 else ''}"
-        + (", sharded" * args.shard_weights),
+        _spread(backend, distributed.world_size()) + (", sharded" if args.shard_weights else ""),
     ]
     return backend, tokenizer, folder, facts
 
@@ -90,14 +88,23 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
         )
     if args.vocab_size is None and args.padded_vocab_size is None:
         args.vocab_size = len(tokenizer)
+    from mindspeed_llm.tasks.inference.adapters.megatron_arguments import for_inference
     from mindspeed_llm.tasks.inference.adapters.megatron_load import load_megatron
+    from mindspeed_llm.training.arguments.parameters import model_of, whole_model
 
     backend = load_megatron(args)
+    model = model_of(for_inference(args, world_size_of(args)))
     name = args.tokenizer_name_or_path
     folder = Path(name) if name is not None and Path(name).is_dir() else None
     sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.expert_model_parallel_size)
     facts = [
-        f"{args.num_layers} layers",
+        *(
+            []
+            if source.kind == "hf"
+            else [f"step {_of_latest(source.path, args.ckpt_step).name.removeprefix('iter_')}"]
+        ),
+        f"GPTModel of {args.num_layers} layers",
+        f"{whole_model(model):,} parameters",
         str(backend.dtype).removeprefix("torch."),
         "TP {} x PP {} x EP {}".format(*sizes),
         _spread(backend, world_size_of(args)),
@@ -119,13 +126,29 @@ def _batch_size(args: Namespace) -> int:
     return args.batch_size if hasattr(args, "batch_size") else args.evaluation_batch_size
 
 
-def _weight_files(source: ModelSource) -> list[Path]:
-    return sorted({file for pattern in _WEIGHT_FILES for file in source.path.glob(pattern) if file.is_file()})
-
-
-def _fingerprint(files: Iterable[Path]) -> str | None:
-    """What tells the weights from others of the same shapes; None where no file has any."""
+def _fingerprint(args: Namespace, source: ModelSource) -> str | None:
+    """What tells the weights from others of the same shapes, adapters and their model taken together; None where no
+    file has any (a hub id).
+    """
     from mindspeed_llm.fsdp2.config.weight_layout import fingerprint
 
-    found = list(files)
+    found = list(_weight_files(args, source))
     return fingerprint(found) if found else None
+
+
+def _weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
+    """The files of weights, in an order that does not depend on where the folders lie."""
+    folders = [_of_latest(source.path, args.ckpt_step) if source.kind == "mcore" else source.path]
+    folders += [Path(folder) for folder in (args.base_model, args.lora_load) if folder is not None]
+    for folder in folders:
+        # Of the Megatron backend each rank has a folder.
+        files = [*folder.glob("*"), *folder.glob("mp_rank_*/*")]
+        yield from sorted(file for file in files if file.suffix in _WEIGHT_FILES and file.name not in _OPTIMIZER_FILES)
+
+
+def _of_latest(folder: Path, step: int | None) -> Path:
+    """The checkpoint of a step in a folder of Megatron checkpoints, by default the latest."""
+    from mindspeed_llm.training.checkpointing import layout
+
+    iteration = layout.read_tracker(folder).iteration if step is None else step
+    return folder / (layout.RELEASE if iteration is None else layout.iteration_name(iteration))

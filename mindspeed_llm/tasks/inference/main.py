@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     if source.backend == "megatron":
         from mindspeed_llm.tasks.inference.megatron_model import check
 
-        check(args, source, world_size)
+        check(args, world_size)
     rows = []
     if args.prompt_file is not None:
         from mindspeed_llm.tasks.inference.prompt_file import read_prompts

@@ -5,13 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.arguments.checks import named_template
 from mindspeed_llm.tasks.preprocess.chat_template import ChatTemplateRenderer
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
-from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, load_template
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
 _THINKING = {"true": True, "false": False, "none": None}
@@ -46,7 +45,7 @@ def prompt_format(args: Namespace, tokenizer: Tokenizer, *, is_chat: bool = Fals
     """
     thinking = _THINKING[args.enable_thinking]
     if args.prompt_type is not None:
-        template = load_template(args.prompt_type, Path(args.prompt_type_path or TEMPLATES_FILE))
+        template = named_template(args)
         renderer = TemplateRenderer(
             template,
             tokenizer,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.arguments.generation import TASKS
+from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, Template, load_template
 
 
 def settle_dtype(args: Namespace) -> None:
@@ -25,17 +27,29 @@ def settle_dtype(args: Namespace) -> None:
     args.bf16, args.fp16 = args.dtype == "bf16", args.dtype == "fp16"
 
 
+def named_template(args: Namespace) -> Template:
+    """The template that --prompt-type names. Raises UserError where there is none."""
+    try:
+        return load_template(args.prompt_type, Path(args.prompt_type_path or TEMPLATES_FILE))
+    except UserError as error:
+        text = str(error).replace("data.template:", "--prompt-type:")
+        raise UserError(text.replace(", or null for the", ", or --hf-chat-template for the")) from error
+
+
 def check_prompts(args: Namespace) -> None:
     """Check the flags about the form of prompts.
 
     Raises:
-        UserError: two templates are named, or something is said of a template and none is named.
+        UserError: two templates are named, there is none of that name, or something is said of a template and none is
+            named.
     """
     if args.prompt_type is not None and args.hf_chat_template:
         raise UserError(
             f"--prompt-type {args.prompt_type} and --hf-chat-template both say in what form the model is asked; leave "
             "one of them out"
         )
+    if args.prompt_type is not None:
+        named_template(args)
     for name in ("prompt_type_path", "drop_thinking", "reasoning_effort"):
         if name in args.given and args.prompt_type is None:
             raise UserError(f"{_flag(name)} goes with --prompt-type, which is missing; add it or leave the flag out")

@@ -102,7 +102,7 @@ PROMPTS = Group(
             str,
             None,
             "file of chat templates; by default configs/finetune/templates.json.",
-            _PROMPTS,
+            "tasks.inference.arguments.checks",
             metavar="FILE",
         ),
         switch("--hf-chat-template", "ask in a conversation, in the tokenizer's own chat template.", _PROMPTS),

@@ -74,6 +74,8 @@ def test_switches_of_megatron_and_dtype_say_the_same(flags: str, dtype: str) -> 
         ("--bf16 --fp16", "--bf16 and --fp16 contradict each other"),
         ("--bf16 --dtype fp32", "--bf16 and --dtype fp32 contradict each other"),
         ("--prompt-type qwen3 --hf-chat-template", "both say in what form"),
+        ("--prompt-type qwem3", "--prompt-type: 'qwem3' is not a template; did you mean 'qwen3'"),
+        ("--prompt-type qwen3 --prompt-type-path nowhere.json", "templates file nowhere.json: No such file"),
         ("--enable-thinking true", "--enable-thinking true is for a chat template"),
         ("--reasoning-effort high --hf-chat-template", "--reasoning-effort goes with --prompt-type"),
         ("--task greedy_serch", "expected one of greedy, .*; found 'greedy_serch'; did you mean greedy"),
