@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mindspeed_llm.errors import UserError
@@ -126,6 +127,16 @@ def _rounds_as_transformers(logits: torch.Tensor, trained: Trained, case: str) -
     exact = expected(trained.reference(case))
     theirs = expected(trained.reference(case, torch.bfloat16))
     return bool(0 < (logits - exact).std() < 1.3 * (theirs - exact).std())
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.safetensors", "weights.pt"])
+def test_weights_in_other_files(trained: Trained, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(trained.model, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    (save_file if name.endswith(".safetensors") else torch.save)(tensors, folder / name)
+    [found] = load(cases=[{"path": str(folder), "kind": "hf"}])
+    assert far(found["logits"], expected(trained.reference("hf"))) < BAR
 
 
 def test_an_adapter_of_another_kind(trained: Trained, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_FOUND_BY_TRANSFORMERS = tuple(
+    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
+)
 _FIELDS = ("model.model_name_or_path", "model.adapter_name_or_path")
 
 
@@ -64,6 +68,8 @@ def load_whole(named: ModelConfig, asked: Asked) -> PreTrainedModel:
     """
     from mindspeed_llm.fsdp2.models.model_factory import check_weights, load_model_config
 
+    if not any((Path(named.model_name_or_path) / name).is_file() for name in _FOUND_BY_TRANSFORMERS):
+        return build_from_files(dataclasses.replace(named, adapter_name_or_path=None), asked)
     config = load_model_config(named)
     if getattr(config, "quantization_config", None) is None:
         check_weights(named, on_meta(named, config))  # transformers would fill gaps with random numbers
@@ -76,8 +82,10 @@ def load_whole(named: ModelConfig, asked: Asked) -> PreTrainedModel:
     return model.to(asked.device)
 
 
-def build_sharded(named: ModelConfig, asked: Asked) -> PreTrainedModel:
-    """The model of `named`, with the plain LoRA that it may have, spread over all ranks: each reads what it keeps."""
+def build_from_files(named: ModelConfig, asked: Asked) -> PreTrainedModel:
+    """The model of `named`, with the plain LoRA that it may have, on this device or spread over all ranks: each
+    reads what it keeps.
+    """
     from mindspeed_llm.fsdp2.checkpoint.hf_load import read_weight_map
     from mindspeed_llm.fsdp2.models.adapters import add_adapters, fill_adapters
     from mindspeed_llm.fsdp2.models.model_factory import load_model_config

@@ -20,7 +20,7 @@ from mindspeed_llm.tasks.inference.adapters.hf import HFBackend
 from mindspeed_llm.tasks.inference.adapters.hf_build import (
     Asked,
     DType,
-    build_sharded,
+    build_from_files,
     load_whole,
     merge_adapters,
     naming,
@@ -91,7 +91,7 @@ def _load_directory(folder: Path, asked: Asked) -> PreTrainedModel:
 
     named = ModelConfig(model_name_or_path=str(folder), trust_remote_code=asked.trust_remote_code)
     check_model_files(named)
-    return build_sharded(named, asked) if asked.shard else load_whole(named, asked)
+    return build_from_files(named, asked) if asked.shard else load_whole(named, asked)
 
 
 def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[PreTrainedModel, Path]:
@@ -122,7 +122,7 @@ def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[
         model = _merged_by_peft(model, folder)
     else:
         with naming("--load"):
-            model = build_sharded(named, asked) if asked.shard else _with_plain_adapter(named, asked)
+            model = build_from_files(named, asked) if asked.shard else _with_plain_adapter(named, asked)
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return model, folder if has_tokenizer else base
 
