@@ -23,6 +23,7 @@ import pytest
 
 from tests.docs import workplace
 from tests.docs.conversion import Converted, conversion_arguments
+from tests.docs.evaluating import scores_a_model
 from tests.docs.inferring import asks_a_model
 from tests.docs.pages import PAGES, ROOT, Command, all_commands, blocks, yaml_files
 from tests.docs.preprocessing import Preprocessed, preprocess_arguments, value_of
@@ -34,8 +35,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest brings it
 
-# Those of the Megatron backend: test_mcore_pages.py; those that ask a model: test_inference_pages.py.
-COMMANDS = [command for command in all_commands() if not is_ours(command) and not asks_a_model(command)]
+# Those of the Megatron backend: test_mcore_pages.py; those that ask a model: test_inference_pages.py; those that score
+# one: test_evaluation_pages.py.
+COMMANDS = [
+    command for command in all_commands() if not (is_ours(command) or asks_a_model(command) or scores_a_model(command))
+]
 # Appended to a training command that is run for real; the last of equal options counts.
 SHORTER = [
     "--training.max_steps=2",

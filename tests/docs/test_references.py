@@ -25,6 +25,7 @@ GENERATED = {
     "preprocess_arguments.md",
     "conversion_reference.md",
     "inference_arguments.md",
+    "evaluation_arguments.md",
 }
 # Of the data guide, beside those of the command's tables.
 OTHER_FLAGS = {"--help", "--data-path"}

@@ -61,18 +61,18 @@ EVALUATION = Group(
         ),
         switch(
             "--chain-of-thought",
-            "gsm8k, bbh: examples that reason step by step, and answers that do so too.",
+            "examples that reason step by step, and answers that do so too (bbh, gsm8k).",
             _CHOOSING,
         ),
         switch(
             "--alternative-prompt",
-            "agieval, boolq, ceval, cmmlu, human_eval, mmlu: an instruction that is answered in words, for models that "
-            "follow instructions.",
+            "ask as one asks models that follow instructions, and read the answer out of what they write (agieval, "
+            "boolq, ceval, cmmlu, human_eval, mmlu).",
             _CHOOSING,
         ),
         switch(
             "--origin-postprocess",
-            "bbh, gsm8k, hellaswag, mmlu: the headline is what the benchmark's first scorer counts. All readings are "
+            "the headline is what the benchmark's first scorer counts (bbh, gsm8k, hellaswag, mmlu); all readings are "
             "reported in any case.",
             _CHOOSING,
         ),
@@ -80,7 +80,8 @@ EVALUATION = Group(
             "--eval-language",
             str,
             None,
-            "ceval, cmmlu, mmlu, mmlu_ppl: language of the words around the questions; by default the benchmark's own.",
+            "language of the words around the questions (ceval, cmmlu, mmlu, mmlu_ppl); by default the benchmark's "
+            "own.",
             _CHOOSING,
             choices=("en", "zh"),
         ),
@@ -88,14 +89,14 @@ EVALUATION = Group(
             "--instruction-template",
             str,
             None,
-            "human_eval: text around each problem, with {prompt} where it stands.",
+            "text around each problem, with {prompt} where it stands (human_eval).",
             _CHOOSING,
             metavar="TEXT",
         ),
         value(
             "--max-new-tokens", positive, None, "tokens of an answer, at most; by default each benchmark's.", _CHOOSING
         ),
-        switch("--allow-code-execution", "human_eval: run the code that the model writes.", _CHOOSING),
+        switch("--allow-code-execution", "run the programs that the model writes (human_eval).", _CHOOSING),
         value(
             "--output-dir",
             str,
