@@ -26,7 +26,7 @@ BAR = 1e-5
 _COMMON = {**TOYS["llama"], "num_hidden_layers": 2, "max_position_embeddings": 32, "sliding_window": WINDOW}
 _MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},  # whose models take no notice of a window in their configuration
+    "llama": {"layer_types": ["sliding_attention", "full_attention"]},  # whose models read neither this nor a window
     "qwen2": {},
     "qwen3": {"use_sliding_window": True, "max_window_layers": 1},
     "qwen3_moe": _MOE,

@@ -20,7 +20,6 @@ from mindspeed_llm.tasks.inference.adapters.hf_cache import (
     Plan,
     cache_argument,
     find_layers,
-    has_mask_per_type,
     layer_types,
 )
 from mindspeed_llm.tasks.inference.backend import Batch, Cache
@@ -143,7 +142,6 @@ class HFBackend:
             logger.info("Each new token takes a forward pass over its whole text: %s", reason)
             return None
         config = self.model.config.get_text_config()
-        self._has_mask_per_type = has_mask_per_type(self.model)
         self._windows = {
             kind: config.sliding_window if kind == SLIDING else None for kind in dict.fromkeys(layer_types(self.model))
         }
@@ -155,7 +153,8 @@ class HFBackend:
         masks = {
             kind: plan.mask(window, self._mask_dtype, always=self._needs_mask) for kind, window in self._windows.items()
         }
-        return masks if self._has_mask_per_type else next(iter(masks.values()))
+        # Not every model whose layers are all alike takes a mask for each kind of them.
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 class _TokenCache:

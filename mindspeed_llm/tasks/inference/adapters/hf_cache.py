@@ -219,23 +219,18 @@ class NoKeyValueCache(Exception):
 def layer_types(model: PreTrainedModel) -> list[str]:
     """The kind of attention of each layer, as transformers' own masks follow from a configuration.
 
-    A model whose code makes no masks with windows takes no notice of one in its configuration.
+    Fields that the model's code does not read may stand in its configuration all the same.
     """
     config = model.config.get_text_config()
     count = config.num_hidden_layers
-    if has_mask_per_type(model):
+    module = sys.modules[type(model).__module__]
+    if getattr(config, "layer_types", None) is not None and ".layer_types" in inspect.getsource(module):
         return list(config.layer_types)[:count]
-    makes = vars(sys.modules[type(model).__module__])
-    if getattr(config, "sliding_window", None) is not None and "create_sliding_window_causal_mask" in makes:
+    if getattr(config, "sliding_window", None) is not None and hasattr(module, "create_sliding_window_causal_mask"):
         return [SLIDING] * count
-    if getattr(config, "attention_chunk_size", None) is not None and "create_chunked_causal_mask" in makes:
+    if getattr(config, "attention_chunk_size", None) is not None and hasattr(module, "create_chunked_causal_mask"):
         return ["chunked_attention"] * count
     return [FULL] * count
-
-
-def has_mask_per_type(model: PreTrainedModel) -> bool:
-    """Whether the model takes one mask for each kind of its layers, by its name."""
-    return getattr(model.config.get_text_config(), "layer_types", None) is not None
 
 
 def cache_argument(model: PreTrainedModel) -> str:
