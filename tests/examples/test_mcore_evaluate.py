@@ -41,6 +41,7 @@ def test_every_model_that_is_asked_has_one(repository: Path) -> None:
     assert found == EVALUATING.keys()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stem", EVALUATING)
 def test_full_size(
     workplace: Path,  # noqa: F811

@@ -118,6 +118,9 @@ class Benchmark:
     """The benchmark with a text of the user's before each question (--instruction-template)."""
     fit: Callable[[tuple[Subject, ...], Callable[[str], Sequence[int]], int], tuple[Subject, ...]] | None = None
     """Makes documents that depend on the model, from (what `load` gave, text -> token ids, the model's positions)."""
+    continues_text: bool = False
+    """Whether an answer goes on with the prompt's own text, which the reply of a conversation does not: it is asked in
+    its alternative form there."""
     executes_code: bool = False
     """Whether judging runs programs that the model has written: the user has to allow it."""
 

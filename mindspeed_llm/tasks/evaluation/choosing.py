@@ -61,6 +61,12 @@ def _choose(benchmark: Benchmark, path: Path, args: Namespace) -> Chosen:
         if variant not in benchmark.variants:
             raise _useless(benchmark, f"--{variant}", "it has no such form")
         benchmark = benchmark.variants[variant]
+    is_conversation = (args.prompt_type is not None or args.hf_chat_template) and not args.no_chat_template
+    notices = list(_notices(benchmark, args))
+    if variant is None and args.instruction_template is None and benchmark.continues_text and is_conversation:
+        variant = "alternative-prompt"
+        benchmark = benchmark.variants[variant]
+        notices.append(f"{benchmark.name} is asked as with --alternative-prompt: no reply goes on with a prompt's text")
     if args.instruction_template is not None:
         if benchmark.with_instruction is None:
             raise _useless(benchmark, "--instruction-template", "its prompts have no place for one")
@@ -84,7 +90,7 @@ def _choose(benchmark: Benchmark, path: Path, args: Namespace) -> Chosen:
         path=path,
         variant=variant,
         num_fewshot=num_fewshot,
-        notices=tuple(_notices(benchmark, args)),
+        notices=tuple(notices),
     )
 
 

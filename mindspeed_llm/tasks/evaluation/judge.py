@@ -83,7 +83,7 @@ def _judge_text(benchmark: Benchmark, write: Write, document: Document, prompt: 
     if not isinstance(text, str):
         raise ValueError(f"{benchmark.name}, {document.place}: the model gave {text!r}, expected text")
     target = benchmark.target(document.fields)
-    extracted = {reading.name: reading.extract(text) for reading in write.readings}
+    extracted = {reading.name: reading.extract(text[answer.begins_at :]) for reading in write.readings}
     return SampleResult(
         subject=document.subject,
         index=document.index,

@@ -160,13 +160,20 @@ def load_model(args: Namespace) -> LoadedModel:
 
     source = find_source(args, world_size_of(args))
     lm = load_causal_lm(args, source)
-    return EvaluatedModel(
+    model = EvaluatedModel(
         lm,
         None if args.no_chat_template else prompt_format(args, lm.tokenizer),
         description=source.description,
         decisive={"backend": source.backend, "dtype": args.dtype},
         texts_at_once=args.evaluation_batch_size if "evaluation_batch_size" in args.given else None,
+        may_think=args.enable_thinking != "false",
     )
+    if model.thinks and args.max_new_tokens is None:
+        _LOG.warning(
+            "this model may think before it answers, for which the usual length of answers is too short: raise it with "
+            "--max-new-tokens, or let the model answer at once with --enable-thinking false"
+        )
+    return model
 
 
 def _comparison(args: Namespace) -> dict[str, Any] | None:

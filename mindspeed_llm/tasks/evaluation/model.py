@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
 
 _PROBE = "Question?"
+_THOUGHTS_END = "</think>"
 
 
 class EvaluatedModel:
@@ -24,6 +25,9 @@ class EvaluatedModel:
 
     In a conversation a prompt is one message of the user, examples included, and continuations begin the reply: without
     the blank that parts them from a plain prompt, and with tokens of their own.
+
+    Models that think first are read behind their thoughts. The benchmark's stop strings do not end their replies: they
+    would end the first line of a thought.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class EvaluatedModel:
         description: str,
         decisive: Mapping[str, Any],
         texts_at_once: int | None = None,
+        may_think: bool = True,
     ) -> None:
         """
         Args:
@@ -41,8 +46,10 @@ class EvaluatedModel:
             description: what was loaded, the same on any number of ranks.
             decisive: how the model computes, besides its weights.
             texts_at_once: the most that likelihoods are computed of in one forward pass; None: as many as are useful.
+            may_think: whether a model that knows how to think does so in a conversation.
         """
         self._lm, self._template, self._texts_at_once = lm, template, texts_at_once
+        self.thinks = template is not None and may_think and _THOUGHTS_END in lm.tokenizer.get_vocab()
         self.replica, self.replicas = lm.backend.replica, lm.backend.replicas
         self.is_first_of_replica = lm.backend.is_first_of_replica
         self.batch_size, self.max_length = lm.batch_size, lm.max_length
@@ -143,13 +150,15 @@ class EvaluatedModel:
                 )
             ids = self._ids(question.prompt)
             cut.append(max(0, len(ids) - room))
-            requests.append(
-                self._lm.request(
-                    ids[cut[-1] :], max_new_tokens=question.max_new_tokens, stop=(*question.stop, *stop_words)
-                )
-            )
+            stop = stop_words if self.thinks else (*question.stop, *stop_words)
+            requests.append(self._lm.request(ids[cut[-1] :], max_new_tokens=question.max_new_tokens, stop=stop))
 
         def on_done(number: int, completion: Completion) -> None:
-            on_answer(asked[number][0], Answer(raw=completion.text, cut_tokens=cut[number]))
+            text = completion.text
+            begins_at = 0
+            if self.thinks and _THOUGHTS_END in text:
+                reply = text.rpartition(_THOUGHTS_END)[2].lstrip()
+                begins_at = len(text) - len(reply)
+            on_answer(asked[number][0], Answer(raw=text, begins_at=begins_at, cut_tokens=cut[number]))
 
         self._lm.generate(requests, batch_size=self.batch_size, on_done=on_done)

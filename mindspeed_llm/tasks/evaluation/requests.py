@@ -31,6 +31,8 @@ class Answer:
 
     raw: str | tuple[float, ...]
     """The new text, or one number for each continuation."""
+    begins_at: int = 0
+    """Where the answer begins in a text: behind the thoughts of a model that thinks first."""
     cut_tokens: int = 0
     """So many tokens of the prompt's beginning did not fit into the model and were left out."""
 

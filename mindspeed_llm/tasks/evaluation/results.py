@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,8 @@ def _row(task: str, sample: SampleResult) -> dict[str, Any]:
         "subject": sample.subject,
         "index": sample.index,
         "prompt": sample.prompt,
-        "raw": list(sample.raw) if is_chosen else sample.raw,
+        # JSON has no infinities: an option that is impossible to the model has no number.
+        "raw": [value if math.isfinite(value) else None for value in sample.raw] if is_chosen else sample.raw,
         **({"choices": list(sample.choices)} if is_chosen else {}),
         "extracted": sample.extracted,
         "gold": sample.gold,

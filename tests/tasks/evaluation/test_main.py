@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.choosing import choose_all
 from mindspeed_llm.tasks.evaluation.main import load_tasks, main
+from mindspeed_llm.tasks.evaluation.progress import Progress, progress_line
 from mindspeed_llm.tasks.evaluation.registry import BENCHMARKS
+from mindspeed_llm.tasks.evaluation.requests import Answer
 from mindspeed_llm.tasks.evaluation.tasks import fitted
 from tests.tasks.evaluation.data import write_all
 from tests.tasks.evaluation.execution.test_sandbox import needs_sandbox
@@ -82,7 +85,7 @@ def test_an_oracle_is_always_right(tmp_path: Path, paths: dict, task: str, flags
 
 
 @pytest.mark.parametrize("task", [pytest.param(n, marks=needs_sandbox if n == "human_eval" else ()) for n in CHANCE])
-def test_a_constant_model_has_its_chance(tmp_path: Path, paths: dict, task: str, caplog) -> None:
+def test_a_constant_model_has_its_chance(tmp_path: Path, paths: dict, task: str) -> None:
     results, samples = run(tmp_path, paths, task, load=lambda args: Constant(" A"))
     found = results["results"][task]
     assert (found["correct"], found["total"]) == CHANCE[task]
@@ -110,6 +113,45 @@ def test_several_tasks_and_what_is_printed(tmp_path: Path, paths: dict, capsys: 
     assert results["tasks"]["mmlu"]["max_new_tokens"] == 1
     assert results["flags"] == {"max_eval_samples": 3, "max_new_tokens": 1}
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_conversation_does_not_go_on_with_a_text(paths: dict, tmp_path: Path) -> None:
+    argv = ["--task", "human_eval", "--task-data-path", str(paths["human_eval"]), "--allow-code-execution"]
+    for flags, variant in (
+        (("--hf-chat-template",), "alternative-prompt"),
+        (("--hf-chat-template", "--no-chat-template"), None),
+        ((), None),
+    ):
+        (chosen,) = choose_all(evaluation_arguments([*argv, *flags]))
+        assert chosen.variant == variant
+        assert len(chosen.notices) == (variant is not None)
+
+
+def test_thoughts_are_no_part_of_the_answer(paths: dict, tmp_path: Path) -> None:
+    class Thinker(Toy):
+        def answer(self, asked, on_answer) -> None:
+            text = "<think>\nThe answer is C.\n</think>\n\nThe answer is A."
+            for place in range(len(asked)):
+                on_answer(place, Answer(raw=text, begins_at=text.index("The answer is A")))
+
+    results, samples = run(tmp_path, paths, "mmlu", load=lambda args: Thinker())
+    assert results["results"]["mmlu"]["correct"] == 4
+    assert {sample["extracted"]["letter"] for sample in samples} == {"A"}
+    assert {sample["extracted"]["get_response"] for sample in samples} == {"The answer is A."}
+    assert samples[0]["raw"].startswith("<think>")
+
+
+def test_a_bar_on_a_terminal_and_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:
+    bar = Progress(enabled=True, show_bar=True)
+    bar(1, 4)
+    bar(4, 4)
+    bar.close()
+    shown = capsys.readouterr().err
+    assert "4/4" in shown and "sample/s" in shown
+    Progress(enabled=False, show_bar=True)(1, 4)
+    assert capsys.readouterr().err == ""
+    assert progress_line(20, 100, 10.0) == "answered 20 of 100 samples, 2.00 samples/s, 0:00:40 left"
+    assert progress_line(1, 7201, 1.0) == "answered 1 of 7201 samples, 1.00 samples/s, 2:00:00 left"
 
 
 def test_the_same_command_gives_the_same_bytes_and_another_is_refused(tmp_path: Path, paths: dict) -> None:

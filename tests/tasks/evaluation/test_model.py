@@ -13,6 +13,7 @@ from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.main import load_model
 from mindspeed_llm.tasks.evaluation.model import EvaluatedModel
 from mindspeed_llm.tasks.evaluation.requests import Answer, Generate, LogLikelihood, Question
+from mindspeed_llm.tasks.inference.generation import Completion
 from tests.tasks.evaluation.rows import POSITIONS, write_model
 
 BAR = 1e-4
@@ -38,6 +39,11 @@ def plain(folder: Path) -> EvaluatedModel:
 @pytest.fixture(scope="module")
 def conversation(folder: Path) -> EvaluatedModel:
     return _model(folder, "--hf-chat-template", "--evaluation-batch-size", "2")
+
+
+@pytest.fixture(scope="module")
+def prompt_reply(folder: Path) -> EvaluatedModel:
+    return _model(folder, "--hf-chat-template", "--enable-thinking", "false")
 
 
 class Reference:
@@ -104,15 +110,33 @@ def test_answers_to_plain_prompts_are_those_of_transformers(plain: EvaluatedMode
     assert [answer.cut_tokens for answer in answers] == [0, 0, 0, 800 + 5 - 641, 800 - 636]
 
 
-def test_answers_in_a_conversation_begin_the_reply(conversation: EvaluatedModel, reference: Reference) -> None:
+def test_answers_in_a_conversation_begin_the_reply(prompt_reply: EvaluatedModel, reference: Reference) -> None:
     choose, write = ASKED[0], ASKED[1]
-    answers = _answers(conversation, [choose, write])
+    answers = _answers(prompt_reply, [choose, write])
     ids = reference.chat_ids(choose.context)
     # Without the blank that parts them in plain text.
     theirs = [reference.logprob(ids, reference.ids(text.strip())) for text in choose.continuations]
     assert answers[0].raw == pytest.approx(theirs, abs=BAR)
     assert answers[1].raw == reference.text(reference.chat_ids(write.prompt), write.max_new_tokens).split("\n")[0]
-    assert conversation.shown("Hi") == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt_reply.shown("Hi") == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_model_that_thinks_is_read_behind_its_thoughts(
+    conversation: EvaluatedModel, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop strings do not end a thought, and the tokenizer knows the marks of thoughts."""
+    assert conversation.thinks and not _model(folder, "--hf-chat-template", "--enable-thinking", "false").thinks
+    text = "<think>\nOne.\n</think>\n\nTwo."
+    seen = []
+
+    def generate(requests, *, batch_size, on_done) -> None:
+        seen.extend(requests)
+        on_done(0, Completion(token_ids=(1,), text=text, logprobs=(0.0,), finish_reason="stop"))
+
+    monkeypatch.setattr(conversation._lm, "generate", generate)
+    (answer,) = _answers(conversation, [ASKED[1]])
+    assert answer.raw == text and text[answer.begins_at :] == "Two."
+    assert seen[0].stop_strings == ()
 
 
 def test_the_form_of_prompts_is_what_the_flags_say(plain: EvaluatedModel, folder: Path) -> None:

@@ -138,4 +138,5 @@ BENCHMARK = _benchmark(
         readings=(Reading(name="pass@1", extract=as_it_is, matches=_never, judge=_completes),),
     ),
     variants={"alternative-prompt": instructed()},
+    continues_text=True,
 )
