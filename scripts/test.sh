@@ -24,7 +24,7 @@ for argument in "$@"; do
     esac
 done
 
-setup_environment "$here" dev,demo
+setup_environment "$here" dev,demo,eval
 say "ruff"
 "$PY" -m ruff check .
 "$PY" -m ruff format --check .
