@@ -91,18 +91,16 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
     from mindspeed_llm.tasks.inference.adapters.megatron_arguments import for_inference
     from mindspeed_llm.tasks.inference.adapters.megatron_load import load_megatron
     from mindspeed_llm.training.arguments.parameters import model_of, whole_model
+    from mindspeed_llm.training.checkpointing import layout
 
     backend = load_megatron(args)
     model = model_of(for_inference(args, world_size_of(args)))
     name = args.tokenizer_name_or_path
     folder = Path(name) if name is not None and Path(name).is_dir() else None
     sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.expert_model_parallel_size)
-    facts = [
-        *(
-            []
-            if source.kind == "hf"
-            else [f"step {_of_latest(source.path, args.ckpt_step).name.removeprefix('iter_')}"]
-        ),
+    step = None if source.kind == "hf" else _step(args, source.path)
+    facts = [] if source.kind == "hf" else [layout.RELEASE if step is None else f"step {step}"]
+    facts += [
         f"GPTModel of {args.num_layers} layers",
         f"{whole_model(model):,} parameters",
         str(backend.dtype).removeprefix("torch."),
@@ -138,7 +136,12 @@ def _fingerprint(args: Namespace, source: ModelSource) -> str | None:
 
 def _weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
     """The files of weights, in an order that does not depend on where the folders lie."""
-    folders = [_of_latest(source.path, args.ckpt_step) if source.kind == "mcore" else source.path]
+    folders = [source.path]
+    if source.kind == "mcore":
+        from mindspeed_llm.training.checkpointing import layout
+
+        step = _step(args, source.path)
+        folders = [source.path / (layout.RELEASE if step is None else layout.iteration_name(step))]
     folders += [Path(folder) for folder in (args.base_model, args.lora_load) if folder is not None]
     for folder in folders:
         # Of the Megatron backend each rank has a folder.
@@ -146,9 +149,10 @@ def _weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
         yield from sorted(file for file in files if file.suffix in _WEIGHT_FILES and file.name not in _OPTIMIZER_FILES)
 
 
-def _of_latest(folder: Path, step: int | None) -> Path:
-    """The checkpoint of a step in a folder of Megatron checkpoints, by default the latest."""
+def _step(args: Namespace, folder: Path) -> int | None:
+    """The step of the checkpoint in a folder of Megatron checkpoints; None: a release, which is no step of a run."""
     from mindspeed_llm.training.checkpointing import layout
 
-    iteration = layout.read_tracker(folder).iteration if step is None else step
-    return folder / (layout.RELEASE if iteration is None else layout.iteration_name(iteration))
+    # With --lora-load a step is that of the adapters.
+    named = args.ckpt_step if args.lora_load is None else None
+    return layout.read_tracker(folder).iteration if named is None else named

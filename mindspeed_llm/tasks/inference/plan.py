@@ -29,6 +29,7 @@ def _megatron_lines(args: Namespace, source: ModelSource, world_size: int) -> li
     from mindspeed_llm.tasks.inference.adapters.megatron_arguments import for_inference
     from mindspeed_llm.tasks.inference.megatron_model import complete
     from mindspeed_llm.tasks.inference.tokenizer import named_tokenizer
+    from mindspeed_llm.training.arguments.checks.parallel import smallest_world_size
     from mindspeed_llm.training.arguments.parameters import model_of, stages_of, whole_model
 
     complete(args, source)
@@ -46,7 +47,9 @@ def _megatron_lines(args: Namespace, source: ModelSource, world_size: int) -> li
     lines = [
         f"  parameters     {whole_model(model):,}",
         f"  precision      {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'}: {size} bytes a parameter",
-        f"Ranks            {world_size:,}: TP {tp} x PP {pp}" + (f", EP {ep}" if checked.num_experts else ""),
+        f"Ranks            {world_size:,}: TP {tp} x PP {pp}"
+        + (f", EP {ep}" if checked.num_experts else "")
+        + (f", {copies} copies of the model" if (copies := world_size // smallest_world_size(checked)) > 1 else ""),
     ]
     for stage in stages_of(model):
         name = f"stage {stage.index}" if pp > 1 else "each rank"
