@@ -22,8 +22,7 @@ MASTER_ADDR="${MASTER_ADDR:-localhost}"
 MASTER_PORT="${MASTER_PORT:-6000}"
 
 TOKENIZER_PATH="${TOKENIZER_PATH:-./model_from_hf/mixtral_hf/}"
-# A Hugging Face directory, or a folder of checkpoints. Those of --ckpt-format torch have a file for each rank: TP
-# and PP are those that they were saved with.
+# A Hugging Face directory, or a folder of Megatron checkpoints, of whatever ranks.
 CKPT_LOAD_DIR="${CKPT_LOAD_DIR:-./model_from_hf/mixtral_hf/}"
 # One benchmark, or several with a path for each, all in quotes.
 DATA_PATH="${DATA_PATH:-./mmlu/test/}"
