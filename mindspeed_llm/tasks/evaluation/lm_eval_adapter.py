@@ -8,6 +8,7 @@ lm-eval (extra `eval`) is imported when the command runs, not before.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from argparse import Namespace
@@ -19,14 +20,17 @@ from mindspeed_llm import cli
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.flag import Group, count, positive, several, switch, value
+from mindspeed_llm.observability.log import get_logger, setup_logging
 from mindspeed_llm.tasks.inference.arguments.checks import check_prompts
 from mindspeed_llm.tasks.inference.arguments.command import Command, parse
+from mindspeed_llm.tasks.inference.source import find_source, world_size_of
 
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.evaluation.ranks import Ranks
     from mindspeed_llm.tasks.inference.causal_lm import CausalLM
     from mindspeed_llm.tasks.inference.generation import Request
 
+_LOG = get_logger("evaluation")
 _HERE = "tasks.evaluation.lm_eval_adapter"
 _BLOCK = 256
 """Requests that are worked on in one call: as many on any number of copies of the model, so that numbers do not depend
@@ -42,9 +46,7 @@ COMMAND = Command(
         Group(
             title="lm-eval",
             flags=(
-                several(
-                    "--tasks", str, None, "tasks, groups or tags of lm-eval, or task files.", _HERE, metavar="NAME"
-                ),
+                several("--tasks", str, None, "tasks, groups or tags of lm-eval.", _HERE, metavar="NAME"),
                 value("--include-path", str, None, "folder with further task files.", _HERE, metavar="DIR"),
                 value("--limit", positive, None, "samples of each task, at most; by default all.", _HERE),
                 value("--num-fewshot", count, None, "examples in a prompt; by default as the task says.", _HERE),
@@ -78,16 +80,31 @@ def main(argv: list[str]) -> int:
         SystemExit: `--help`.
     """
     args = _arguments(argv)
-    lm_eval = _import_lm_eval()
-    from mindspeed_llm.observability.log import setup_logging
+    _check_lm_eval()
+    world_size = world_size_of(args)
+    source = find_source(args, world_size)
+    if source.backend == "megatron":
+        from mindspeed_llm.tasks.inference.megatron_model import check
 
+        check(args, world_size)
     setup_logging()
+    for notice in args.notices:
+        _LOG.info("%s", notice)
     manager = _task_manager(args.tasks, args.include_path)
+    if args.check is not None:
+        from mindspeed_llm.tasks.inference.plan import plan_text
+
+        print(plan_text(args, source, world_size), flush=True)
+        return 0
+    import lm_eval
+    import torch.distributed as dist
+
+    from mindspeed_llm.platform import distributed
+    from mindspeed_llm.tasks.evaluation.ranks import Ranks
     from mindspeed_llm.tasks.inference.load import load_causal_lm
 
-    lm = load_causal_lm(args)
-    from mindspeed_llm.tasks.evaluation.ranks import Ranks
-
+    joined_before = dist.is_initialized()
+    lm = load_causal_lm(args, source)
     ranks = Ranks()
     found = lm_eval.simple_evaluate(
         model=lm_eval_model(lm, name=args.load, ranks=ranks, seed=args.seed),
@@ -101,6 +118,11 @@ def main(argv: list[str]) -> int:
     )
     if ranks.rank == 0:
         _publish(found, None if args.output_dir is None else Path(args.output_dir))
+    # Not after an error: ranks agree through the job on who tells it.
+    if (close := getattr(lm.backend, "close", None)) is not None:
+        close()
+    if not joined_before:
+        distributed.destroy_process_group()
     return 0
 
 
@@ -117,23 +139,16 @@ def _arguments(argv: Sequence[str]) -> Namespace:
             f"--prompt-type {args.prompt_type}: lm-eval makes conversations with the tokenizer's own template; give "
             "--hf-chat-template instead"
         )
-    for name in ("include_path", "load"):
-        path = getattr(args, name)
-        if path is not None and not Path(path).exists():
-            raise UserError(f"--{name.replace('_', '-')} {path} does not exist")
+    if args.include_path is not None and not Path(args.include_path).is_dir():
+        raise UserError(f"--include-path {args.include_path} is no folder; expected one with task files")
     if args.output_dir is not None and (reason := why_unwritable(Path(args.output_dir))):
         raise UserError(f"--output-dir {args.output_dir} cannot be written: {reason}")
     return args
 
 
-def _import_lm_eval() -> Any:
-    try:
-        import lm_eval
-    except ImportError as error:
-        raise UserError(
-            f"lm-eval is not installed ({error}); install the extra that brings it: pip install mindspeed_llm[eval]"
-        ) from None
-    return lm_eval
+def _check_lm_eval() -> None:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError("lm-eval is not installed; install the extra that brings it: pip install mindspeed_llm[eval]")
 
 
 def _task_manager(tasks: Sequence[str], include_path: str | None) -> Any:
@@ -164,7 +179,7 @@ def lm_eval_model(lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: 
     Raises:
         UserError: lm-eval is not installed.
     """
-    _import_lm_eval()
+    _check_lm_eval()
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window

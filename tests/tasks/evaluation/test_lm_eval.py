@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +172,30 @@ def test_conversations_are_those_of_lm_evals_model(ours, theirs) -> None:
     assert ours.chat_template(True) == theirs.chat_template(True) == CHATML_TEMPLATE
 
 
+def test_copies_of_a_model_share_the_work(monkeypatch) -> None:
+    monkeypatch.setattr(lm_eval_adapter, "_BLOCK", 3)
+    told: list[Any] = []
+    asked: list[list[int]] = []
+
+    class Ranks:
+        def gather_everywhere(self, value: Any) -> list[Any]:
+            told.append(value)
+            return told
+
+    def work(part: Sequence[int]) -> list[str]:
+        asked.append(list(part))
+        return [str(item) for item in part]
+
+    for replica in range(3):  # the last to come finds what all others have told
+        lm = SimpleNamespace(backend=SimpleNamespace(replica=replica, replicas=3))
+        if replica < 2:
+            with pytest.raises(KeyError):
+                lm_eval_adapter._shared_out(range(11), work, lm, Ranks())
+        else:
+            assert lm_eval_adapter._shared_out(range(11), work, lm, Ranks()) == [str(item) for item in range(11)]
+    assert asked == [[0, 1, 2], [9, 10], [3, 4, 5], [6, 7, 8]]
+
+
 def test_the_command(model: Path, data: Path, tmp_path: Path, capsys) -> None:
     """The tables, and files with the samples; `--include_path` as lm-eval spells it."""
     from benchmarks import lm_eval_tasks
@@ -193,7 +218,7 @@ def test_the_command(model: Path, data: Path, tmp_path: Path, capsys) -> None:
     [
         ([], "--tasks is missing"),
         (["--tasks", "a", "--apply_chat_template"], "--hf-chat-template does that here"),
-        (["--tasks", "a", "--include-path", "/nowhere"], "--include-path /nowhere does not exist"),
+        (["--tasks", "a", "--include-path", "/nowhere"], "--include-path /nowhere is no folder"),
         (["--tasks", "a", "--load", "/nowhere"], "--load /nowhere does not exist"),
         (["--tasks", "a", "--prompt-type", "qwen"], "give --hf-chat-template instead"),
         (["--taks", "a"], "--tasks"),
@@ -221,7 +246,7 @@ def test_a_task_that_is_not_there_is_named(data: Path, tmp_path: Path, monkeypat
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UserError, match=r"lm-eval is not installed .*pip install mindspeed_llm\[eval\]"):
+    with pytest.raises(UserError, match=r"lm-eval is not installed; .*pip install mindspeed_llm\[eval\]"):
         lm_eval_adapter.main(["--tasks", "a"])
 
 
