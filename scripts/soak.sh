@@ -31,6 +31,11 @@
 #                              greedy answers of SmolLM2-135M-Instruct to 32 prompts of 4 to 120 tokens, 64 tokens each,
 #                              from its directory and from a checkpoint of the FSDP2 backend, one by one and with eight
 #                              in work: each token must be that of transformers.generate. [about 8 minutes on 2 cores]
+#   lm_eval_smollm2 [--data DIR] [--limit N]
+#                              score SmolLM2-135M-Instruct on mmlu, gsm8k and bbh with evaluation.py and with lm-eval:
+#                              prompts, numbers, texts and verdicts of every sample must agree. DIR has the folders mmlu,
+#                              gsm8k and bbh; default: ../shared/data/eval. N samples of each subject, by default 20.
+#                              [about an hour on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
@@ -95,6 +100,33 @@ job_sft_smollm2() {
 job_kill_while_saving() {
     setup_environment "$here" dev
     OMP_NUM_THREADS=1 "$PY" -m tests.support.kill "$@"
+}
+
+job_lm_eval_smollm2() {
+    local data=../shared/data/eval limit=20 out=$SOAK_OUT/lm_eval_smollm2
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --data)
+            [ $# -ge 2 ] || die "--data: expected a folder after it"
+            data=$2
+            [[ "$data" == /* ]] || data=$invoked_from/$data
+            shift 2
+            ;;
+        --limit)
+            [[ "${2:-}" =~ ^[1-9][0-9]*$ ]] || die "--limit ${2:-}: expected a whole number above 0"
+            limit=$2
+            shift 2
+            ;;
+        *) die "lm_eval_smollm2: unknown option $1 (known: --data DIR, --limit N)" ;;
+        esac
+    done
+    [ -d "$data/mmlu" ] || die "--data $data: no folder mmlu in it"
+    setup_environment "$here" dev,demo
+    rm -rf "$out/runs"
+    mkdir -p "$out/runs"
+    "$PY" scripts/demo_model.py --out "$out/model"
+    "$PY" -m tests.tasks.evaluation.lm_eval_parity --model "$out/model" --data "$data" --folder "$out/runs" \
+        --limit "$limit"
 }
 
 job_convert_grid() {
@@ -183,6 +215,7 @@ sft_smollm2) job_sft_smollm2 "${@:2}" ;;
 kill_while_saving) job_kill_while_saving "${@:2}" ;;
 mcore_kill) job_mcore_kill "${@:2}" ;;
 mcore_smollm2) job_mcore_smollm2 "${@:2}" ;;
+lm_eval_smollm2) job_lm_eval_smollm2 "${@:2}" ;;
 lora_smollm2) both_backends lora ../shared/data/sft/alpaca_en_demo.json "${@:2}" ;;
 dpo_smollm2) both_backends dpo ../shared/data/sft/dpo_en_demo.json "${@:2}" ;;
 generate_smollm2) job_generate_smollm2 "${@:2}" ;;
@@ -190,6 +223,6 @@ convert_grid) job_convert_grid "${@:2}" ;;
 whole_grids) job_whole_grids "${@:2}" ;;
 *)
     die "unknown job $1 (known: sft_smollm2, kill_while_saving, mcore_kill, mcore_smollm2, lora_smollm2, dpo_smollm2," \
-        "generate_smollm2, convert_grid, whole_grids)"
+        "generate_smollm2, lm_eval_smollm2, convert_grid, whole_grids)"
     ;;
 esac
