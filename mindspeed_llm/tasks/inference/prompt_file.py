@@ -121,10 +121,12 @@ def answer_file(args: Namespace, lm: CausalLM, rows: Sequence[Row], template: Pr
 
 def _request(args: Namespace, lm: CausalLM, row: Row, task: str, number: int, template: PromptFormat | None) -> Request:
     try:
-        prompt = row.prompt
-        if not isinstance(prompt, str):
+        prompt: str | list[int]
+        if isinstance(row.prompt, str):
+            prompt = row.prompt
+        else:
             assert template is not None, "conversations are read where there is a template"
-            prompt = template.prompt_ids(prompt)
+            prompt = template.prompt_ids(row.prompt)
         return request_of(args, lm, prompt, task, number=number, template=template)
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error

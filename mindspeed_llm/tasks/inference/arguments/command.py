@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from mindspeed_llm.training.arguments.parser import Surface
 
 # Flags of training, besides those that describe the model and its spread over ranks, that mean something here.
-_ALSO_HERE = ("--seq-length", "--debug", "--model-type-hf", "--lora-load", "--lora-target-modules")
-_ALSO_HERE += ("--lora-r", "--lora-alpha")
+_ALSO_HERE = (
+    *("--seq-length", "--debug", "--model-type-hf"),
+    *("--lora-load", "--lora-target-modules", "--lora-r", "--lora-alpha"),
+)
 # Features that are about how a model computes, not about how it is trained.
-_FEATURES_HERE = ("flash_attention", "fused_rmsnorm", "fused_swiglu", "fused_rotary", "num_layer_list", "noop_layers")
-_FEATURES_HERE += ("deterministic_mode",)
+_FEATURES_HERE = (
+    *("flash_attention", "fused_rmsnorm", "fused_swiglu", "fused_rotary"),
+    *("num_layer_list", "noop_layers", "deterministic_mode"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
