@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.inference.backend import Batch
+from mindspeed_llm.tasks.inference.backend import Batch, Cache
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.sampling import choices, penalised
 from mindspeed_llm.tasks.inference.stop_strings import first_stop
@@ -121,7 +121,7 @@ class _Search:
             logits = self._extend(cache, beams, [parents[place] for place in chosen])
         return self._completion(kept.beams[0])
 
-    def _prefill(self, cache) -> Tensor:
+    def _prefill(self, cache: Cache) -> Tensor:
         """Put the prompt into all slots; the logits behind it, [beams, V]."""
         prompt, num = self._request.prompt, self._num_beams
         batch = Batch(
@@ -131,7 +131,7 @@ class _Search:
         cache.copy([0] * (num - 1), list(range(1, num)), len(prompt))
         return logits.expand(num, -1)
 
-    def _extend(self, cache, beams: list[_Beam], parents: list[int]) -> Tensor:
+    def _extend(self, cache: Cache, beams: list[_Beam], parents: list[int]) -> Tensor:
         """Move the beams' keys and values to their places and compute their last tokens; the logits, [beams, V]."""
         num, filled = self._num_beams, len(self._request.prompt) + len(beams[0].ids) - 1
         moves = [(parent, place) for place, parent in enumerate(parents) if parent != place]
