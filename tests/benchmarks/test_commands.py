@@ -113,7 +113,7 @@ def test_save_overhead(model: Path, tmp_path: Path) -> None:
 
 
 def test_accelerator_check_on_the_cpu(
-    rank_pool: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank_pool: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """All checks, with the runs that torchrun would start on the ranks of the pool: most of their time is imports."""
     started: list[int] = []
@@ -130,7 +130,7 @@ def test_accelerator_check_on_the_cpu(
     monkeypatch.setattr(accelerator_check, "subprocess", SimpleNamespace(run=on_the_pool))
     monkeypatch.setattr(sys, "argv", ["accelerator_check.py", "--ranks", "2", "--out", str(tmp_path / "out")])
     assert accelerator_check.main() == 0
-    printed = capsys.readouterr().out
+    printed = capfd.readouterr().out
     assert "FAILED" not in printed
     assert printed.count(": ok: ") == 5, printed
     assert started == [2, 1, 1, 2, 2, 2, 2]

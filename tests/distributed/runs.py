@@ -53,7 +53,12 @@ class _Kept(logging.Handler):
 
 
 def train(
-    *, argv: list[str], stop_at: dict[int, int] | None = None, patches: Sequence[str] = (), nodes: int = 1
+    *,
+    argv: list[str],
+    stop_at: dict[int, int] | None = None,
+    patches: Sequence[str] = (),
+    nodes: int = 1,
+    folder: str | None = None,
 ) -> dict[str, Any]:
     """Run `train_fsdp2.py` with `argv` in this process.
 
@@ -61,6 +66,7 @@ def train(
         stop_at: rank -> the step of this run, counted from 1, in which it gets SIGTERM.
         patches: names in `PATCHES`.
         nodes: simulate so many nodes; local ranks and `NODE` (which `{node}` in `argv` becomes) follow.
+        folder: where the user stands.
 
     Returns:
         "code" (exit code), "error" ("Type: text" of the exception that ended the run, or None), "log" (the lines of
@@ -87,6 +93,9 @@ def train(
     terminate = signal.getsignal(signal.SIGTERM)
     try:
         with contextlib.ExitStack() as stack:
+            if folder is not None:
+                stack.callback(os.chdir, os.getcwd())
+                os.chdir(folder)
             stack.enter_context(mock.patch.object(trainer, "OptimizerStep", watched))
             for name in patches:
                 stack.enter_context(PATCHES[name]())

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mindspeed_llm.fsdp2.checkpoint.manifest import steps_in
-from tests.distributed.test_resume import ROW, Workplace, ends
+from tests.distributed.test_resume import ROW, STEPS, Workplace, ends
 from tests.support.pool import RankPool
 from tests.support.runs import exported, metrics, save_model, write_config, write_texts
 
@@ -63,22 +63,22 @@ def test_a_fresh_start_that_saves_nothing(place: Workplace) -> None:
 
 
 def test_back_to_an_earlier_step(place: Workplace) -> None:
-    """From 10 when 15 and 20 exist: the run dies after 12, and `latest` is 12."""
+    """From 6 when 9 and 12 exist: the run dies after 8, and `latest` is 8."""
     run = place.folder / "run"
-    place.run("run", 2, max_steps=20, save_steps=5, save_total_limit=0, lr=1e-3, **QUIET)
-    back = str(run / "checkpoints" / "global_step_10")
+    place.run("run", 2, max_steps=STEPS, save_steps=3, save_total_limit=0, lr=1e-3, **QUIET)
+    back = str(run / "checkpoints" / "global_step_6")
     rows = place.run(
-        "run", 2, save_steps=5, save_total_limit=3, lr=2e-3, stop_at={1: 1}, resume_from_checkpoint=back, **QUIET
+        "run", 2, save_steps=3, save_total_limit=3, lr=2e-3, stop_at={1: 1}, resume_from_checkpoint=back, **QUIET
     )
     assert ends(rows) == [(143, None)] * 2
     (line,) = said(rows, "set aside")
-    assert line.startswith("global_step_15, global_step_20 of ")
-    assert origin(run / "checkpoints.1") == [(15, 1e-3), (20, 1e-3)]
-    assert origin(run / "checkpoints") == [(5, 1e-3), (10, 1e-3), (12, 2e-3)]
-    assert (run / "checkpoints" / "latest").read_text() == "global_step_12\n"
-    rows = place.run("run", 2, save_steps=5, lr=2e-3, resume_from_checkpoint="latest", **QUIET)
-    assert said(rows, "Resumed from") == [f"Resumed from {run}/checkpoints/global_step_12 after step 12"]
-    assert origin(run / "checkpoints") == [(12, 2e-3), (15, 2e-3), (20, 2e-3)]
+    assert line.startswith("global_step_9, global_step_12 of ")
+    assert origin(run / "checkpoints.1") == [(9, 1e-3), (12, 1e-3)]
+    assert origin(run / "checkpoints") == [(3, 1e-3), (6, 1e-3), (8, 2e-3)]
+    assert (run / "checkpoints" / "latest").read_text() == "global_step_8\n"
+    rows = place.run("run", 2, save_steps=3, lr=2e-3, resume_from_checkpoint="latest", **QUIET)
+    assert said(rows, "Resumed from") == [f"Resumed from {run}/checkpoints/global_step_8 after step 8"]
+    assert origin(run / "checkpoints") == [(8, 2e-3), (9, 2e-3), (12, 2e-3)]
 
 
 def test_a_run_that_dies_before_it_saves_changes_nothing(place: Workplace) -> None:

@@ -26,7 +26,7 @@ from tests.support.runs import (
 
 pytestmark = pytest.mark.distributed
 ROW = "tests.distributed.runs:train"
-STEPS = 20
+STEPS, HALF = 12, 6
 
 
 class Workplace:
@@ -113,7 +113,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     save_async: bool,
     options: dict[str, Any],
 ) -> None:
-    """The interruption is a SIGTERM to the last rank alone in step 9, with `save_steps` never reached; the
+    """The interruption is a SIGTERM to the last rank alone in step 5, with `save_steps` never reached; the
     uninterrupted run never saves.
     """
     place = Workplace(rank_pool, tmp_path, toy=toy, dropout=dropout, data=data, **options)
@@ -122,14 +122,14 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
     assert ends(whole) == [(0, None)] * ranks
     saving = {**common, "save_steps": 1000, "save_async": save_async, "resume_from_checkpoint": "latest"}
     # The ranks learn of the signal in the message of the next step, and end together after it.
-    first = place.run("parts", ranks, stop_at={ranks - 1: 9}, **saving)
+    first = place.run("parts", ranks, stop_at={ranks - 1: HALF - 1}, **saving)
     assert ends(first) == [(143, None)] * ranks
     assert any("No checkpoint" in line for line in first[0]["log"])
     (checkpoint,) = (tmp_path / "parts" / "checkpoints").glob("global_step_*")
-    assert checkpoint.name == "global_step_10"
+    assert checkpoint.name == f"global_step_{HALF}"
     second = place.run("parts", ranks, **saving)
     assert ends(second) == [(0, None)] * ranks
-    assert [f"Resumed from {checkpoint} after step 10"] == [
+    assert [f"Resumed from {checkpoint} after step {HALF}"] == [
         line for line in second[0]["log"] if line.startswith("Resumed")
     ]
     for rank in range(ranks):
@@ -174,12 +174,12 @@ def test_state_beside_the_model(rank_pool: RankPool, tmp_path: Path, case: str) 
 )
 def test_what_is_not_restored_shows(rank_pool: RankPool, tmp_path: Path, patch: str, dropout: float) -> None:
     place = Workplace(rank_pool, tmp_path, dropout=dropout)
-    place.run("whole", 2, save_steps=10)
-    copy_run(tmp_path / "whole", tmp_path / "parts", 10)
-    resumed: dict[str, Any] = {"save_steps": 10, "resume_from_checkpoint": "latest"}
+    place.run("whole", 2, save_steps=HALF)
+    copy_run(tmp_path / "whole", tmp_path / "parts", HALF)
+    resumed: dict[str, Any] = {"save_steps": HALF, "resume_from_checkpoint": "latest"}
     place.run("parts", 2, **resumed)
     place.same("parts", "whole")
-    copy_run(tmp_path / "whole", tmp_path / "faulty", 10)
+    copy_run(tmp_path / "whole", tmp_path / "faulty", HALF)
     assert ends(place.run("faulty", 2, patches=(patch,), **resumed)) == [(0, None)] * 2
     with pytest.raises(AssertionError):
         place.same("faulty", "whole")
@@ -201,21 +201,22 @@ def test_other_ranks_and_other_sharding(
 ) -> None:
     place = Workplace(rank_pool, tmp_path, toy=toy, data=data)
     ranks, fsdp_size, accumulation = before
-    whole = place.run("whole", ranks, fsdp_size=fsdp_size, gradient_accumulation_steps=accumulation, save_steps=10)
-    copy_run(tmp_path / "whole", tmp_path / "parts", 10)
+    whole = place.run("whole", ranks, fsdp_size=fsdp_size, gradient_accumulation_steps=accumulation, save_steps=HALF)
+    copy_run(tmp_path / "whole", tmp_path / "parts", HALF)
     ranks, fsdp_size, accumulation = after
     rest = place.run(
         "parts",
         ranks,
         fsdp_size=fsdp_size,
         gradient_accumulation_steps=accumulation,
-        resume_from_checkpoint=str(tmp_path / "parts" / "checkpoints" / "global_step_10"),
+        resume_from_checkpoint=str(tmp_path / "parts" / "checkpoints" / f"global_step_{HALF}"),
     )
     assert ends(rest) == [(0, None)] * ranks
     # The same samples in the same global batches, whoever takes them.
-    for step in range(10):
+    for step in range(STEPS - HALF):
         batches = [
-            sorted(row for rank in run for row in rank["samples"][at]) for run, at in ((whole, 10 + step), (rest, step))
+            sorted(row for rank in run for row in rank["samples"][at])
+            for run, at in ((whole, HALF + step), (rest, step))
         ]
         assert batches[0] == batches[1]
     found, expected = metrics(tmp_path / "parts"), metrics(tmp_path / "whole")

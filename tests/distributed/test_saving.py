@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.test_resume import ROW, Workplace, ends
+from tests.distributed.test_resume import ROW, STEPS, Workplace, ends
 from tests.support.mounts import mounted
 from tests.support.pool import RankPool
 from tests.support.runs import copy_run, exported, metrics, write_config
@@ -43,7 +43,7 @@ def test_when_it_saves_and_what_it_keeps(place: Workplace) -> None:
     ends_of_epochs = [math.ceil(per_epoch * epoch / 8) for epoch in (1, 2)]
     assert per_epoch % 8 and ends_of_epochs[1] < 22
     for save_epochs, expected in ((1, [*ends_of_epochs, 22]), (2, [ends_of_epochs[1], 22])):
-        training = {"max_steps": 22, "gradient_accumulation_steps": 4, "save_epochs": save_epochs, **QUIET}
+        training = {"max_steps": 22, "per_device_train_batch_size": 4, "save_epochs": save_epochs, **QUIET}
         place.run("epochs", 2, save_total_limit=0, **training)
         assert saved(place.folder / "epochs") == expected
         shutil.rmtree(place.folder / "epochs")
@@ -105,7 +105,7 @@ def test_sigterm_on_all_ranks(place: Workplace) -> None:
     rows = place.run("sigterm", 2, stop_at={0: 3, 1: 3}, save_steps=1000, save_async=True, **QUIET)
     assert ends(rows) == [(143, None)] * 2
     assert saved(place.folder / "sigterm") == [4]
-    assert all("SIGTERM: stopped after step 4 of 20" in rank["log"] for rank in rows)
+    assert all(f"SIGTERM: stopped after step 4 of {STEPS}" in rank["log"] for rank in rows)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

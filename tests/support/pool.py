@@ -178,9 +178,10 @@ def _worker(rank: int, connection: multiprocessing.connection.Connection, stack_
 
 
 class RankPool:
-    """Runs rows on 1 to 4 persistent gloo ranks; see the module docstring."""
+    """Runs rows on 1 to `size` persistent gloo ranks; see the module docstring."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = MAX_RANKS) -> None:
+        self._size = size
         self._processes: list[Any] = []
         self._connections: list[multiprocessing.connection.Connection] = []
         self._stack_files: list[Path] = []
@@ -197,7 +198,7 @@ class RankPool:
         if root not in sys.path:
             sys.path.insert(0, root)
         try:
-            for rank in range(MAX_RANKS):
+            for rank in range(self._size):
                 ours, theirs = context.Pipe()
                 stack_file = Path(self._folder.name) / f"stacks_{rank}.txt"
                 process = context.Process(target=_worker, args=(rank, theirs, str(stack_file)), daemon=True)
@@ -223,8 +224,8 @@ class RankPool:
             RowFailed: a rank raised.
             RowHung: no answer within `timeout` seconds, or a rank died; the pool starts anew with the next row.
         """
-        if not 1 <= ranks <= MAX_RANKS:
-            raise ValueError(f"ranks must be 1..{MAX_RANKS}, not {ranks}")
+        if not 1 <= ranks <= self._size:
+            raise ValueError(f"ranks must be 1..{self._size}, not {ranks}")
         if not self._processes:
             self._start()
             timeout += 60  # the first row also waits for the imports

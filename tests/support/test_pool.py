@@ -23,7 +23,7 @@ def test_rows_find_their_own_groups(rank_pool: RankPool) -> None:
 
 
 def test_failures_are_reported_and_the_pool_recovers() -> None:
-    pool = RankPool()
+    pool = RankPool(size=2)
     try:
         pool.run(f"{ROWS}:world_facts", ranks=2)
         with pytest.raises(RowFailed, match="fails on purpose") as failed:
