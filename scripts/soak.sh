@@ -137,7 +137,7 @@ job_convert_grid() {
 job_whole_grids() {
     [ $# -gt 0 ] || set -- tests
     setup_environment "$here" dev
-    OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q -n 2 --dist loadfile "$@"
+    OMP_NUM_THREADS=1 MINDSPEED_WHOLE_GRIDS=1 "$PY" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"
 }
 
 job_mcore_kill() {

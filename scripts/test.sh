@@ -35,7 +35,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
 # Files of tests are shared out over the cores, up to four; each share has a pool of ranks of its own. (With
-# OMP_NUM_THREADS set, nproc would say that instead.)
+# OMP_NUM_THREADS set, nproc would say that instead.) They start in the order that tests/conftest.py gives them.
 shares=$(env -u OMP_NUM_THREADS nproc)
-"$PY" -m pytest -n "$((shares < 4 ? shares : 4))" --dist loadfile --junitxml="$report" ${arguments[@]+"${arguments[@]}"}
+"$PY" -m pytest -n "$((shares < 4 ? shares : 4))" --dist loadfile --no-loadscope-reorder \
+    --junitxml="$report" ${arguments[@]+"${arguments[@]}"}
 "$PY" scripts/count_tests.py "$report"

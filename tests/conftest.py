@@ -15,6 +15,35 @@ from tests.support.pool import RankPool
 
 # Too long for each run, and in `scripts/soak.sh whole_grids`; what they are about has samples elsewhere.
 _LONG = ("core/test_shared_master.py", "tasks/models/test_dropout.py")
+# Those of the other files that take longest: they start first, so that at the end no core waits for a long one.
+_FIRST = (
+    "distributed/test_resume.py",
+    "distributed/test_saving.py",
+    "distributed/test_parity.py",
+    "distributed/test_lines_of_training.py",
+    "distributed/test_kill.py",
+    "distributed/test_damaged_checkpoints.py",
+    "fsdp2/plan/test_memory.py",
+    "training/checkpointing/test_topologies.py",
+    "training/checkpointing/test_resume.py",
+    "training/checkpointing/test_flags.py",
+    "training/checkpointing/test_disks.py",
+    "training/checkpointing/test_conversion.py",
+    "training/checkpointing/test_pretrain.py",
+    "training/checkpointing/test_kill.py",
+    "tasks/models/test_parity.py",
+    "tasks/models/test_resharding.py",
+    "tasks/posttrain/test_dpo.py",
+    "tasks/posttrain/test_eval_samples.py",
+    "tasks/checkpoint/test_round_trip.py",
+    "core/lora/test_checkpoints.py",
+    "core/lora/test_local_learning.py",
+    "benchmarks/test_commands.py",
+    "docs/test_commands.py",
+    "scripts/test_quickstart.py",
+    "fsdp2/test_main.py",
+    "fsdp2/checkpoint/test_resume_memory.py",
+)
 collect_ignore = [] if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1" else list(_LONG)
 
 
@@ -22,8 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of a grid that is too long for each run, keep a fixed sample: each n-th of the tests marked `sampled(n)`; leave
     out those marked `long`.
 
-    MINDSPEED_WHOLE_GRIDS=1 runs all; `scripts/soak.sh whole_grids` does.
+    MINDSPEED_WHOLE_GRIDS=1 runs all; `scripts/soak.sh whole_grids` does. Files that take long come first.
     """
+    tests = Path(__file__).parent
+    places = {tests / name: place for place, name in enumerate(_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     if os.environ.get("MINDSPEED_WHOLE_GRIDS") == "1":
         return
     kept, left_out, seen = [], [], Counter[tuple[str, str]]()
