@@ -143,7 +143,7 @@ def load_tasks(args: Namespace, chosen: Sequence[Chosen]) -> list[Task]:
         from mindspeed_llm.tasks.evaluation.execution.sandbox import check_sandbox
 
         for gap in check_sandbox():
-            _LOG.warning("programs that the model writes are run in a sandbox, which does not protect from %s", gap)
+            _warn("programs that the model writes are run in a sandbox, which does not protect from %s", gap)
     return tasks
 
 
@@ -169,11 +169,19 @@ def load_model(args: Namespace) -> LoadedModel:
         may_think=args.enable_thinking != "false",
     )
     if model.thinks and args.max_new_tokens is None:
-        _LOG.warning(
+        _warn(
             "this model may think before it answers, for which the usual length of answers is too short: raise it with "
             "--max-new-tokens, or let the model answer at once with --enable-thinking false"
         )
     return model
+
+
+def _warn(text: str, *values: object) -> None:
+    """A warning that all ranks would say, said once."""
+    from mindspeed_llm.platform import distributed
+
+    if distributed.is_rank_zero():
+        _LOG.warning(text, *values)
 
 
 def _comparison(args: Namespace) -> dict[str, Any] | None:
@@ -225,7 +233,7 @@ def _run(
 
     unfinished = None
     if model.fingerprint is None:
-        _LOG.warning("the weights cannot be told from others: an interrupted evaluation will begin anew")
+        _warn("the weights cannot be told from others: an interrupted evaluation will begin anew")
     else:
         unfinished = Unfinished(
             folder, {name: {**facts, **decisive(about_model)} for name, facts in asked.items()}, ranks

@@ -72,21 +72,23 @@ def sample_rows(results: Sequence[BenchmarkResult]) -> Iterator[dict[str, Any]]:
 
 
 def _row(task: str, sample: SampleResult) -> dict[str, Any]:
-    is_chosen = isinstance(sample.raw, tuple)
-    return {
+    about: dict[str, Any] = {
         "task": task,
         "subject": sample.subject,
         "index": sample.index,
         "prompt": sample.prompt,
-        # JSON has no infinities: an option that is impossible to the model has no number.
-        "raw": [value if math.isfinite(value) else None for value in sample.raw] if is_chosen else sample.raw,
-        **({"choices": list(sample.choices)} if is_chosen else {}),
-        "extracted": sample.extracted,
-        "gold": sample.gold,
-        "correct": sample.correct,
-        **({"is_tie": True} if sample.is_tie else {}),
-        **({"cut_tokens": sample.cut_tokens} if sample.cut_tokens else {}),
+        "raw": sample.raw,
     }
+    if isinstance(sample.raw, tuple):
+        # JSON has no infinities: an option that is impossible to the model has no number.
+        about["raw"] = [value if math.isfinite(value) else None for value in sample.raw]
+        about["choices"] = list(sample.choices)
+    about |= {"extracted": sample.extracted, "gold": sample.gold, "correct": sample.correct}
+    if sample.is_tie:
+        about["is_tie"] = True
+    if sample.cut_tokens:
+        about["cut_tokens"] = sample.cut_tokens
+    return about
 
 
 def publish(folder: Path, content: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> None:
