@@ -179,7 +179,7 @@ def _are_alike(widths: Sequence[int]) -> bool:
     return len(widths) * wide <= PREFILL_TOKENS and wide - min(widths) <= max(_PADDING, wide // 8)
 
 
-def _filled_up(rows: Sequence[np.ndarray], width: int) -> Tensor:
+def _filled_up(rows: Sequence[Sequence[int] | np.ndarray], width: int) -> Tensor:
     """Rows of token ids as a tensor [rows, width], int64, filled up on the right with token 0."""
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     for place, row in enumerate(rows):

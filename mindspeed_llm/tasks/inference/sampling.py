@@ -125,15 +125,17 @@ def choices(logits: Tensor, sampling: Sampling, seen: Sequence[Tensor] = (), *, 
         lowest = scores.topk(min(max(sampling.top_k, keep), size))[0][:, -1:]
         removed = scores < lowest
         # More than k where the last ones are equal.
-        few = _most_probable(scores.masked_fill(removed, _REMOVED), size - int(removed.sum(dim=-1).min()))
+        scores = scores.masked_fill(removed, _REMOVED)
+        tokens = _most_probable(scores, size - int(removed.sum(dim=-1).min()))
+        few = Choices(scores.gather(-1, tokens), tokens)
         return _nucleus(few, sampling.top_p, keep) if has_nucleus else few
     if not has_nucleus:
         return Choices(scores, None)
     if size > _NUCLEUS:
-        few = _most_probable(scores, _NUCLEUS)
-        found = _nucleus(
-            few, sampling.top_p, keep, rest=1 - scores.softmax(dim=-1).gather(-1, few.tokens).sum(dim=-1, keepdim=True)
-        )
+        tokens = _most_probable(scores, _NUCLEUS)
+        few = Choices(scores.gather(-1, tokens), tokens)
+        rest = 1 - scores.softmax(dim=-1).gather(-1, tokens).sum(dim=-1, keepdim=True)
+        found = _nucleus(few, sampling.top_p, keep, rest=rest)
         # Of tokens as probable as the last of these few, there may be others, which would have to be looked at.
         kept = found.scores.masked_fill(found.scores == _REMOVED, -_REMOVED).amin(dim=-1)
         if (kept > few.scores.amin(dim=-1)).all():
@@ -153,10 +155,9 @@ def penalised(logits: Tensor, penalty: float, seen: Sequence[Tensor]) -> Tensor:
     return scores
 
 
-def _most_probable(scores: Tensor, count: int) -> Choices:
-    """The `count` highest scores of each row, in the order of the vocabulary."""
-    tokens = scores.topk(count)[1].sort(dim=-1)[0]
-    return Choices(scores.gather(-1, tokens), tokens)
+def _most_probable(scores: Tensor, count: int) -> Tensor:
+    """The tokens with the `count` highest scores of each row, [R, count], in the order of the vocabulary."""
+    return scores.topk(count)[1].sort(dim=-1)[0]
 
 
 def _nucleus(given: Choices, top_p: float, keep: int, *, rest: Tensor | None = None) -> Choices:
