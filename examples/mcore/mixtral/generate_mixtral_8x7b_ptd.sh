@@ -5,7 +5,7 @@
 # PROMPT_TYPE, TP, PP, EP. Of a flag given twice the last one counts: append what shall differ, --check too. Relative
 # paths start at the root of the repository.
 # TASK greedy answers a file instead: append --prompt-file FILE --output-file FILE. More devices hold more copies of the
-# model, which share the file.
+# model, which share the file. --serve answers clients of OpenAI's interface.
 # The same in short, with all sizes of the model from its config.json:
 #   torchrun --nproc_per_node 4 inference.py --use-mcore-models --load ./model_from_hf/mixtral_hf/ \
 #       --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall --moe-grouped-gemm --bf16 --task chat \

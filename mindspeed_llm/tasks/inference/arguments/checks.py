@@ -10,6 +10,12 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.arguments.generation import TASKS
 from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, Template, load_template
 
+# What clients say in their requests, or cannot ask for.
+_OF_REQUESTS = (
+    *("task", "max_new_tokens", "stop", "repetition_penalty", "temperature", "top_k", "top_p", "seed"),
+    *("num_beams", "length_penalty", "history_turns"),
+)
+
 
 def settle_dtype(args: Namespace) -> None:
     """Let `dtype` and the switches of Megatron say the same.
@@ -101,9 +107,11 @@ def _check_numbers(args: Namespace) -> None:
 
 
 def _check_serving(args: Namespace) -> None:
-    for name in ("task", "prompt", "prompt_file", "output_file", "history_turns", "num_beams", "length_penalty"):
+    for name in ("prompt", "prompt_file", "output_file"):
         if name in args.given:
             raise UserError(f"{_flag(name)} does not go with --serve, where clients ask; leave one of them out")
+    if idle := [_flag(name) for name in _OF_REQUESTS if name in args.given]:
+        args.notices += (f"no effect with --serve, where each request says it: {' '.join(idle)}",)
 
 
 def _check_file(args: Namespace) -> None:
