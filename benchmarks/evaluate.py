@@ -125,6 +125,7 @@ def mmlu(lm: Any, peer: Any, data: Path, *, subjects: int | None, each: int) -> 
 
     def difference(mine: list[float], other: list[float]) -> str:
         largest = max(abs(a - b) for a, b in zip(mine, other, strict=True))
+        assert largest < 1e-3, f"the two do not compute the same: log-probabilities differ by {largest}"
         return f"{len(mine) // 4} questions, largest difference of a log-probability {largest:.1e}"
 
     return Part(name="mmlu", ours=ours, peer=theirs, difference=difference)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -211,6 +212,29 @@ def test_the_command(model: Path, data: Path, tmp_path: Path, capsys) -> None:
     assert all("<|im_start|>assistant" in sample["arguments"][0][0] for sample in samples)
     found = json.loads((output / "results.json").read_text())["results"]["local_mmlu_anatomy"]
     assert found["acc,none"] == sum(sample["acc"] for sample in samples) / 2
+
+
+def test_the_benchmark_runs(model: Path, data: Path, monkeypatch, capsys) -> None:
+    """What it measures is not looked at."""
+    from benchmarks import evaluate
+
+    words = ["--model", str(model), "--data", str(data), "--rounds", "1", "--each", "2", "--answers", "2"]
+    monkeypatch.setattr(sys, "argv", ["evaluate", *words, "--parts", "mmlu", "gsm8k"])
+    evaluate.main()
+    printed = capsys.readouterr().out
+    assert "4 questions, largest difference of a log-probability" in printed
+    assert "2 answers, 2 the same" in printed
+    assert len(re.findall(r"^(mmlu|gsm8k), speed by (clock|processor): median \d", printed, re.MULTILINE)) == 4
+
+
+@pytest.mark.long
+def test_the_benchmark_of_commands_runs(model: Path, data: Path, monkeypatch, capsys) -> None:
+    from benchmarks import evaluate
+
+    words = ["--model", str(model), "--data", str(data), "--rounds", "1", "--questions", "2", "--parts", "command"]
+    monkeypatch.setattr(sys, "argv", ["evaluate", *words])
+    evaluate.main()
+    assert "2 questions of anatomy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
