@@ -149,7 +149,7 @@ def context(benchmark: Benchmark, subject: Subject, document: Document, num_fews
     if len(shots) < wanted:
         raise UserError(
             f"{benchmark.name}, {subject.name}: {wanted} examples are asked for a prompt, its files hold {len(shots)}. "
-            "Complete the file with the examples."
+            "Complete the file with the examples, or ask for fewer with --num-fewshot."
         )
     shown = benchmark.shown or benchmark.target
     examples = [f"{benchmark.prompt(shot.fields)}{benchmark.delimiter}{shown(shot.fields)}\n\n" for shot in shots]

@@ -15,7 +15,7 @@ from mindspeed_llm.locks import FileLock, LockIsHeld
 from mindspeed_llm.observability.log import get_logger, setup_logging
 from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.choosing import Chosen, choose_all
-from mindspeed_llm.tasks.evaluation.results import decisive
+from mindspeed_llm.tasks.evaluation.results import check_same, decisive
 
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.evaluation.ranks import Ranks
@@ -54,6 +54,8 @@ def main(argv: list[str], load: Load | None = None) -> int:
     chosen = choose_all(args)
     plan = None if load is not None else _checked_source(args)
     tasks = load_tasks(args, chosen)
+    if args.output_dir is not None and all(task.items for task in tasks):
+        check_same(place, tasks={task.name: task.decisive() for task in tasks})
     for notice in args.notices:
         _LOG.info("%s", notice)
     if args.check is not None:
@@ -202,8 +204,6 @@ def _name(asked: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def _take(folder: Path, lock: FileLock, asked: Mapping[str, Any], about_model: Mapping[str, Any]) -> None:
-    from mindspeed_llm.tasks.evaluation.results import check_same
-
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock.take()

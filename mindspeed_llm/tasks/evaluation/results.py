@@ -136,8 +136,11 @@ def _is_complete(content: Mapping[str, Any]) -> bool:
     )
 
 
-def check_same(folder: Path, *, tasks: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+def check_same(folder: Path, **now: Mapping[str, Any]) -> None:
     """Let results of the same evaluation be replaced, and no others.
+
+    Args:
+        now: `tasks`, `model` or both, as results.json will have them.
 
     Raises:
         UserError: the folder has results of other questions or of another model.
@@ -145,8 +148,9 @@ def check_same(folder: Path, *, tasks: Mapping[str, Any], model: Mapping[str, An
     path = folder / RESULTS
     if not path.exists():
         return
-    earlier, now = read_results(path), json.loads(json.dumps({"tasks": tasks, "model": model}))
-    different = [what for part, what in _COMPARED.items() if decisive(earlier[part]) != decisive(now[part])]
+    earlier = read_results(path)
+    plain = json.loads(json.dumps(now))
+    different = [_COMPARED[part] for part in now if decisive(earlier[part]) != decisive(plain[part])]
     if different:
         raise UserError(
             f"--output-dir {folder} holds the results of {' and '.join(different)}; name another folder, or remove "

@@ -160,7 +160,7 @@ def test_the_same_command_gives_the_same_bytes_and_another_is_refused(tmp_path: 
     run(tmp_path, paths, "mmlu", load=oracle)
     assert [(tmp_path / name).read_bytes() for name in ("results.json", "samples.jsonl")] == before
     with pytest.raises(UserError, match="holds the results of other questions; name another folder"):
-        run(tmp_path, paths, "mmlu", "--num-fewshot", "2", load=oracle)
+        run(tmp_path, paths, "mmlu", "--num-fewshot", "2", load=_never)
 
     class Other(Constant):
         fingerprint = "another"
