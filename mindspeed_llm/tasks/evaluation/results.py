@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,8 @@ def _row(task: str, sample: SampleResult) -> dict[str, Any]:
         "raw": sample.raw,
     }
     if isinstance(sample.raw, tuple):
-        # JSON has no infinities: an option that is impossible to the model has no number.
-        about["raw"] = [value if math.isfinite(value) else None for value in sample.raw]
+        # JSON has no infinities: an option that is impossible to the model has the lowest number there is.
+        about["raw"] = [max(value, -sys.float_info.max) for value in sample.raw]
         about["choices"] = list(sample.choices)
     about |= {"extracted": sample.extracted, "gold": sample.gold, "correct": sample.correct}
     if sample.is_tie:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,18 @@ def test_thoughts_are_no_part_of_the_answer(paths: dict, tmp_path: Path) -> None
     assert {sample["extracted"]["letter"] for sample in samples} == {"A"}
     assert {sample["extracted"]["get_response"] for sample in samples} == {"The answer is A."}
     assert samples[0]["raw"].startswith("<think>")
+
+
+def test_an_impossible_option_stays_within_json(paths: dict, tmp_path: Path) -> None:
+    class Sure(Toy):
+        def choose(self, question) -> tuple[float, ...]:
+            return (0.0, *[float("-inf")] * (len(question.continuations) - 1))
+
+    results, _ = run(tmp_path, paths, "boolq", load=lambda args: Sure())
+    assert results["results"]["boolq"]["correct"] == 4
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert {tuple(row["raw"]) for row in rows} == {(0.0, -sys.float_info.max)}
 
 
 def test_a_bar_on_a_terminal_and_lines_elsewhere(capsys: pytest.CaptureFixture) -> None:
