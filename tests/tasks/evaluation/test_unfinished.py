@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_llm.tasks.evaluation import run
+from mindspeed_llm.tasks.evaluation.benchmarks.mmlu import MMLU
 from mindspeed_llm.tasks.evaluation.judge import SampleResult
 from mindspeed_llm.tasks.evaluation.ranks import Ranks
 from mindspeed_llm.tasks.evaluation.unfinished import Unfinished
+from tests.tasks.evaluation.data import write_mmlu
+from tests.tasks.evaluation.models import Oracle, task_of
 
 FACTS = {"fingerprint": "f", "num_fewshot": 5, "prompts_hash": "p"}
 
@@ -75,3 +79,35 @@ def test_other_settings_begin_anew_and_say_so(tmp_path: Path, caplog: pytest.Log
     assert _store(tmp_path, num_fewshot=3).read() == {"boolq": {}}
     assert "are of another evaluation (num_fewshot 5, now 3); they are left alone" in caplog.text
     assert len(_store(tmp_path).read()["boolq"]) == 4
+
+
+def test_what_other_ranks_have_left_counts_and_a_block_is_asked_as_a_whole(tmp_path: Path) -> None:
+    """Two ranks were killed: one has finished two blocks, the other has lost a line of its third."""
+    data = tmp_path / "data"
+    write_mmlu(data, subjects=("a", "b", "c", "d"), count=4)
+    task = task_of(MMLU, MMLU.load(data / "test"))
+    right = Oracle([task])
+    (whole,) = run.evaluate([task], right, Ranks())
+
+    def store(rank: int) -> Unfinished:
+        ranks = Ranks()
+        ranks.rank = rank
+        return Unfinished(tmp_path, {"mmlu": FACTS}, ranks)
+
+    by_subject = {name: [sample for sample in whole.samples if sample.subject == name] for name in "abcd"}
+    for rank, name, count in ((0, "a", 4), (3, "c", 4), (3, "d", 2)):
+        kept = store(rank)
+        kept.add("mmlu", by_subject[name][:count])
+        kept.close()
+    assert len(list((tmp_path / "unfinished").iterdir())) == 2
+    asked = []
+
+    class Counting(Oracle):
+        def answer(self, questions, on_answer) -> None:
+            asked.append([question.prompt for question in questions])
+            super().answer(questions, on_answer)
+
+    (result,) = run.evaluate([task], Counting([task]), Ranks(), unfinished=store(0))
+    assert result == whole
+    prompts = [item.question.prompt for item in task.items]
+    assert asked == [prompts[4:8], prompts[12:16]]
