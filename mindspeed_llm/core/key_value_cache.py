@@ -14,9 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mindspeed_llm.core.attention import CoreAttention
+    from mindspeed_llm.core.rotary import ScaledRotaryEmbedding
 
 
 class Rows:
@@ -159,12 +164,12 @@ class KeyValueCache:
 
 
 @contextlib.contextmanager
-def remembering(model: nn.Module, cache: KeyValueCache, rows: Rows) -> Iterator[None]:
-    """A context in which the attention layers of `model`, an `LlmGptModel`, read and fill a cache, and its rotary
-    positions are those of `rows`.
+def remembering(
+    layers: Sequence[CoreAttention], rotary: ScaledRotaryEmbedding | None, cache: KeyValueCache, rows: Rows
+) -> Iterator[None]:
+    """A context in which attention layers (`attention_layers` of a model) read and fill a cache, and the rotary
+    positions of the model are those of `rows`.
     """
-    layers = attention_layers(model)
-    rotary = getattr(model, "rotary_pos_emb", None)
     try:
         for layer, (keys, values) in zip(layers, cache.layers, strict=True):
             layer.memory = LayerMemory(keys, values, rows)
@@ -178,7 +183,7 @@ def remembering(model: nn.Module, cache: KeyValueCache, rows: Rows) -> Iterator[
             rotary.positions = None
 
 
-def attention_layers(model: nn.Module) -> list[nn.Module]:
+def attention_layers(model: nn.Module) -> list[CoreAttention]:
     """The cores of attention of a model part, in order."""
     from mindspeed_llm.core.attention import CoreAttention
 

@@ -27,12 +27,11 @@ ETP1: dict[str, Any] = {"expert_tensor_parallel_size": 1}
 ALLTOALL: dict[str, Any] = {"moe_token_dispatcher_type": "alltoall", "moe_grouped_gemm": True}
 # As training may have had it; generation must not drop tokens.
 CAPACITY: dict[str, Any] = {"moe_token_dispatcher_type": "alltoall", "moe_expert_capacity_factor": 0.5}
-FUSED: dict[str, Any] = {"use_fused_rotary_pos_emb": True, "use_fused_rmsnorm": True, "use_fused_swiglu": True}
 RECOMPUTE: dict[str, Any] = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}
 # Toy (qwen25-tied-windows: windows in the upper layers; mixtral: experts and windows), ranks, arguments, copies.
 ROWS: dict[str, tuple[str, int, dict[str, Any], int]] = {
     "dense": ("llama2", 1, RECOMPUTE | {"hidden_dropout": 0.1, "attention_dropout": 0.1}, 1),
-    "windows fused": ("qwen25-tied-windows", 1, FUSED, 1),
+    "windows": ("qwen25-tied-windows", 1, {}, 1),
     "experts": ("mixtral", 1, CAPACITY, 1),
     "tp2": ("qwen25-tied-windows", 2, TP2 | SP, 1),
     "tp2 padding": ("llama2", 2, TP2 | {"padded_vocab_size": 1024}, 1),

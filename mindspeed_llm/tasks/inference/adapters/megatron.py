@@ -42,7 +42,7 @@ class MegatronBackend:
         self.dtype: torch.dtype = model.config.params_dtype
         self.replica, self.replicas, self.is_first_of_replica = copy.number, copy.count, copy.is_first
         self._model, self._copy, self._on_close = model.eval().requires_grad_(False), copy, on_close
-        self._num_layers = len(attention_layers(model))
+        self._layers, self._rotary = attention_layers(model), getattr(model, "rotary_pos_emb", None)
         stages = parallel_state.get_pipeline_model_parallel_group()
         self._stages = dist.get_process_group_ranks(stages)
         self._stage, self._stage_group = stages.rank(), stages
@@ -59,7 +59,7 @@ class MegatronBackend:
         heads = config.num_query_groups // config.tensor_model_parallel_size
         try:
             cache = KeyValueCache(
-                self._num_layers,
+                len(self._layers),
                 slots=slots,
                 length=length,
                 heads=heads,
@@ -72,7 +72,7 @@ class MegatronBackend:
         problems: list[str] = [""] * len(self._copy.ranks)
         dist.all_gather_object(problems, problem, group=self._copy.group)
         if found := next(filter(None, problems), None):
-            size = 2 * self._num_layers * slots * heads * (length + 1) * config.kv_channels
+            size = 2 * len(self._layers) * slots * heads * (length + 1) * config.kv_channels
             size *= torch.finfo(config.params_dtype).bits // 8
             raise UserError(
                 f"there is no memory for keys and values of {slots} texts of {length} tokens ({size / 2**30:.1f} GiB "
@@ -96,7 +96,7 @@ class MegatronBackend:
             length=cache.length,
             device=self.device,
         )
-        with remembering(self._model, cache, rows):
+        with remembering(self._layers, self._rotary, cache, rows):
             hidden = self._through_stages(batch.tokens.to(self.device), rows.positions)
         return self._logits(hidden, batch.wanted)
 

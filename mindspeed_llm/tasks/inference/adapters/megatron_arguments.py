@@ -9,7 +9,6 @@ _KEPT = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layer_list", "noop_layers"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"),
     *("bf16", "fp16", "deterministic_mode", "moe_token_dispatcher_type"),
-    *("use_fused_rmsnorm", "use_fused_swiglu", "use_fused_rotary_pos_emb"),
     *("lora_target_modules", "lora_r", "lora_alpha", "lora_load"),
     *("tokenizer_type", "tokenizer_name_or_path", "tokenizer_not_use_fast", "tokenizer_model"),
     *("vocab_file", "merge_file"),
@@ -74,6 +73,10 @@ def for_inference(args: Namespace, world_size: int) -> Namespace:
     check_ranks(found, world_size)
     check_batch(found)
     check_precision(found)
+    # Results are the same, and a step of one token is mostly calls.
+    found.use_fused_rmsnorm = found.normalization == "RMSNorm"
+    found.use_fused_swiglu = found.swiglu
+    found.use_fused_rotary_pos_emb = found.position_embedding_type == "rope"
     FeaturesManager(FEATURES).validate(found)
     return found
 
