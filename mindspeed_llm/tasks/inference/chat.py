@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import queue
 import sys
+import threading
 from argparse import Namespace
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 _LOG = logging.getLogger("mindspeed_llm")
 ASKING = "You >> "
 REPLYING = "MindSpeed-LLM: "
+WAITING_S = 60.0
+"""Rank 0 lets the others hear of it so often while nothing is typed."""
 _EXIT = ("/exit", "/quit", "q", "quit", "exit")
 _CLEAR = ("/clear", "/new", "clear", "new")
 _HELP = "/clear begins anew, /save FILE writes the conversation, /exit ends (so do clear, new, q, quit, exit)"
@@ -87,19 +92,32 @@ def _read() -> str | None:
     except (EOFError, KeyboardInterrupt):
         print(flush=True)
         return None
+    except UnicodeDecodeError as error:
+        _say(f"(what was typed is not {error.encoding.upper()})")
+        return ""
 
 
-def _shared(read: Any) -> Any:
-    """What rank 0 has read, on all ranks."""
+def _shared(read: Callable[[], str | None]) -> str | None:
+    """What rank 0 has read, on all ranks. While the user thinks, the others are told to go on waiting: a collective
+    that hears nothing for long fails.
+    """
     from mindspeed_llm.platform import distributed
 
     if distributed.world_size() == 1:
         return read()
     import torch.distributed as dist
 
-    found = [read() if distributed.is_rank_zero() else None]
-    dist.broadcast_object_list(found, src=0)
-    return found[0]
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    if distributed.is_rank_zero():
+        threading.Thread(target=lambda: lines.put(read()), daemon=True).start()
+    while True:
+        found: list[Any] = [False, None]
+        if distributed.is_rank_zero():
+            with contextlib.suppress(queue.Empty):
+                found = [True, lines.get(timeout=WAITING_S)]
+        dist.broadcast_object_list(found, src=0)
+        if found[0]:
+            return found[1]
 
 
 def _request(

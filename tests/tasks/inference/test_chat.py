@@ -18,6 +18,7 @@ from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.chat import chat, without_tags
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
+from tests.support.pool import RankPool
 from tests.support.tokenizers import byte_tokenizer, chatml_tokenizer
 from tests.support.toys import build_toy
 
@@ -119,6 +120,19 @@ def test_the_end_of_the_input_and_interrupts_end_it(
 
     monkeypatch.setattr("builtins.input", interrupt)
     assert chat(inference_arguments(["--task", "chat"]), Parrot([])) == 0
+
+
+@pytest.mark.distributed
+def test_other_ranks_wait_for_what_is_typed(rank_pool: RankPool, tmp_path: Path) -> None:
+    build_toy("llama", num_hidden_layers=1, vocab_size=300).save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    row = "tests.tasks.inference.chat_rows:talk"
+    (code, speaks), (other, silent) = rank_pool.run(
+        row, ranks=2, folder=str(tmp_path), typed=["a", "/svae", "b", "/exit"], seconds=0.5
+    )
+    assert (code, other) == (0, 0)
+    assert speaks.count("MindSpeed-LLM: ") == 2 and speaks.count("/svae is no command") == 1
+    assert "MindSpeed-LLM: " not in silent and "/svae" not in silent
 
 
 def test_tags_of_thoughts_are_left_out_whatever_is_there_of_them() -> None:
