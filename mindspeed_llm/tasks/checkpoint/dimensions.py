@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -68,6 +69,7 @@ def check(settings: Settings) -> None:
         )
 
 
+@functools.cache
 def parse(shape: str) -> tuple[tuple[str, ...], ...]:
     """For each dimension of a shape in words, the words whose product it is."""
     dims: list[tuple[str, ...]] = []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -123,7 +123,7 @@ class Model:
         found: dict[str, HfTensor] = {}
 
         def add(source: Hf, spot: _Place, expert: int | None = None, keep_dtype: bool = False) -> None:
-            tensor = replace(self._hf_tensor(source.name, source.shape, spot, expert), keep_dtype=keep_dtype)
+            tensor = self._hf_tensor(source.name, source.shape, spot, expert, keep_dtype=keep_dtype)
             known = found.setdefault(tensor.name, tensor)
             assert known == tensor, f"{tensor.name} is seen in two shapes: {known.view}, {tensor.view}"
 
@@ -284,13 +284,20 @@ class Model:
     def _size(self, word: str) -> int:
         return dimensions.value(word, self.settings, self.family.dimensions)
 
-    def _hf_tensor(self, name: str, shape: str, spot: _Place, expert: int | None) -> HfTensor:
-        sizes = [[self._size(word) for word in words] for words in dimensions.parse(shape)]
-        return HfTensor(
-            name=self._name(name, spot, expert),
-            shape=tuple(math.prod(factors) for factors in sizes),
-            view=tuple(size for factors in sizes for size in factors),
-        )
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Shapes in words -> shape and view. Many tensors have the same one: each is worked out once."""
+        return {}
+
+    def _hf_tensor(
+        self, name: str, shape: str, spot: _Place, expert: int | None, *, keep_dtype: bool = False
+    ) -> HfTensor:
+        if shape not in self._shapes:
+            sizes = [[self._size(word) for word in words] for words in dimensions.parse(shape)]
+            whole_shape = tuple(math.prod(factors) for factors in sizes)
+            self._shapes[shape] = whole_shape, tuple(size for factors in sizes for size in factors)
+        whole_shape, view = self._shapes[shape]
+        return HfTensor(name=self._name(name, spot, expert), shape=whole_shape, view=view, keep_dtype=keep_dtype)
 
     def _experts_named_by(self, name: str) -> list[int | None]:
         return list(range(self.settings["num_experts"])) if "{expert}" in name else [None]
