@@ -112,10 +112,10 @@ def _wanted(root: Node, texts: Sequence[tuple[int, ...]], rows: Sequence[Row]) -
     ends: dict[tuple[int, ...], Node] = {}
     waiting = list(root.children)
     while waiting:
-        node = waiting.pop()
-        waiting += node.children
-        if node.ends_here:
-            ends[texts[node.text]] = node
+        last = waiting.pop()
+        waiting += last.children
+        if last.ends_here:
+            ends[texts[last.text]] = last
     wanted: _Wanted = {}
     for number, row in enumerate(rows):
         first = len(row.inputs) - len(row.targets)

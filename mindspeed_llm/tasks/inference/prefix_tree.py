@@ -77,7 +77,8 @@ def build_tree(texts: Sequence[Sequence[int]], forward_cost: int = FORWARD_COST)
     # Big-endian bytes are in the order of the numbers.
     order = sorted(range(len(arrays)), key=lambda number: arrays[number].tobytes())
     root = Node(text=-1, end=0, ends_here=False)
-    path, inner = [root], []
+    path = [root]
+    inner: list[Node] = []
     for previous, number in zip([None, *order], order, strict=False):
         common = 0 if previous is None else _common(arrays[previous], arrays[number])
         _close(path, inner, common)
