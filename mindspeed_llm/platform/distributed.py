@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -16,6 +18,7 @@ from mindspeed_llm.platform.device import device_type
 _BROKEN_COLLECTIVE = re.compile(
     r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed? ?out|remote process|NCCL|HCCL|socket"
 )
+_POLL_S = 0.2
 _COLLECTIVE_BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
@@ -70,6 +73,21 @@ def new_host_group() -> dist.ProcessGroup:
     behind those of the device, so that a thread may use it while training goes on.
     """
     return dist.new_group(backend="gloo")
+
+
+def wait_for_all() -> None:
+    """Wait until every rank has come here, however long that takes: where ranks work on their own for hours, a
+    collective would be waited for longer than its timeout. Every rank must call this the same number of times.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    number = store.add(f"mindspeed_llm/waits/{dist.get_rank()}", 1)
+    store.add(f"mindspeed_llm/waits/arrived/{number}", 1)
+    while store.add(f"mindspeed_llm/waits/arrived/{number}", 0) < dist.get_world_size():
+        time.sleep(_POLL_S)
+    # The store may live in a rank that ends next: until the others have looked, it must not.
+    dist.all_reduce(torch.zeros(1))
 
 
 def is_broken_collective(error: Exception) -> bool:

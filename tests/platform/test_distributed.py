@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,3 +68,21 @@ def test_mesh_axes_follow_the_rank_order(rank_pool: RankPool) -> None:
         (2, 4, [0, 2], [2, 3], 5.0),
         (3, 4, [1, 3], [2, 3], 5.0),
     ]
+
+
+@pytest.mark.distributed
+def test_all_wait_for_the_last(rank_pool: RankPool) -> None:
+    rows = rank_pool.run("tests.platform.test_distributed:waiting_row", ranks=4)
+    for turn in (0, 1):
+        assert max(arrived[turn] for arrived, _ in rows) <= min(left[turn] for _, left in rows)
+
+
+def waiting_row() -> tuple[list[float], list[float]]:
+    """When a rank comes and when it goes on, twice; another rank is the last one each time."""
+    arrived, left = [], []
+    for last in (1, 3):
+        time.sleep(1.0 if distributed.rank() == last else 0.0)
+        arrived.append(time.monotonic())
+        distributed.wait_for_all()
+        left.append(time.monotonic())
+    return arrived, left

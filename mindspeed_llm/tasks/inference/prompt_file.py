@@ -150,6 +150,7 @@ def _gathered(found: dict[int, Completion], replicas: int) -> dict[int, Completi
         return found
     import torch.distributed as dist
 
+    distributed.wait_for_all()
     parts: list[dict[int, Completion]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(found, parts)
     return None if parts is None else {number: item for part in parts for number, item in part.items()}
