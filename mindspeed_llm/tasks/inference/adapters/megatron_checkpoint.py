@@ -251,7 +251,14 @@ def _shown(value: Any) -> str:
 
 
 def _text(source: Path, taken: Mapping[str, Any]) -> str:
-    words = " ".join(
-        f"--{name.replace('_', '-')} {_shown(value)}" for name, value in taken.items() if value not in (None, False)
-    )
-    return f"{source} sets: {words}" if words else ""
+    """What was set, as flags that say the same."""
+    from mindspeed_llm.training.arguments.parser import all_flags
+
+    flags = {flag.dest: flag for flag in all_flags().values()}
+    words = []
+    for name, value in taken.items():
+        if name in flags and flags[name].parsing.get("action") is not None:
+            words += [flags[name].name] if value != flags[name].default else []
+        elif value is not None:
+            words.append(f"--{name.replace('_', '-')} {_shown(value)}")
+    return f"{source} sets: {' '.join(words)}" if words else ""
