@@ -48,7 +48,7 @@ def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> Causal
         stop_ids=stopping.stop_ids(tokenizer, others=stopping.of_generation_config(folder)),
         batch_size=_batch_size(args),
         description=description,
-        fingerprint=_fingerprint(args, source),
+        fingerprint=weights_fingerprint(args, source),
     )
 
 
@@ -124,7 +124,7 @@ def _batch_size(args: Namespace) -> int:
     return args.batch_size if hasattr(args, "batch_size") else args.evaluation_batch_size
 
 
-def _fingerprint(args: Namespace, source: ModelSource) -> str | None:
+def weights_fingerprint(args: Namespace, source: ModelSource) -> str | None:
     """What tells the weights from others of the same shapes, adapters and their model taken together; None where no
     file has any (a hub id).
     """
@@ -143,6 +143,10 @@ def _weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
         step = _step(args, source.path)
         folders = [source.path / (layout.RELEASE if step is None else layout.iteration_name(step))]
     folders += [Path(folder) for folder in (args.base_model, args.lora_load) if folder is not None]
+    if source.kind == "peft" and args.base_model is None:
+        from mindspeed_llm.tasks.inference.adapters.hf_load import base_of
+
+        folders.append(base_of(source.path))
     for folder in folders:
         # Of the Megatron backend each rank has a folder.
         files = [*folder.glob("*"), *folder.glob("mp_rank_*/*")]

@@ -4,6 +4,7 @@ them, whole or spread over ranks.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.adapters.hf_load import load_hf
 from mindspeed_llm.tasks.inference.kinds import detect
+from mindspeed_llm.tasks.inference.load import weights_fingerprint
+from mindspeed_llm.tasks.inference.source import ModelSource
 from tests.distributed.test_resume import ends
 from tests.support.pool import RankPool
 from tests.support.runs import save_model, sft_data, write_config, write_conversations
@@ -137,6 +140,23 @@ def test_weights_in_other_files(trained: Trained, tmp_path: Path, name: str) -> 
     (save_file if name.endswith(".safetensors") else torch.save)(tensors, folder / name)
     [found] = load(cases=[{"path": str(folder), "kind": "hf"}])
     assert far(found["logits"], expected(trained.reference("hf"))) < BAR
+
+
+def test_adapters_are_told_apart_by_their_model(trained: Trained, tmp_path: Path) -> None:
+    """A finished half of an evaluation is not taken up with another model below the same adapter."""
+    args = argparse.Namespace(base_model=None, lora_load=None)
+    adapter = shutil.copytree(trained.lora / "hf" / "global_step_2", tmp_path / "adapter")
+    found = []
+    for number in range(2):
+        base = shutil.copytree(trained.model, tmp_path / f"base{number}")
+        if number:
+            weights = load_file(base / "model.safetensors")
+            save_file({name: tensor * 2 for name, tensor in weights.items()}, base / "model.safetensors")
+        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = str(base)
+        (adapter / "adapter_config.json").write_text(json.dumps(config))
+        found.append(weights_fingerprint(args, ModelSource(path=adapter, kind="peft", backend="hf", description="")))
+    assert None not in found and found[0] != found[1]
 
 
 def test_an_adapter_of_another_kind(trained: Trained, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[
             f"--load {folder} has no {WEIGHTS} beside its {CONFIG}; copy it there, or save the adapter with PEFT's "
             "save_pretrained"
         )
-    base = _base_of(folder, base_model)
+    base = base_of(folder, base_model)
     named = ModelConfig(
         model_name_or_path=str(base),
         adapter_name_or_path=str(folder),
@@ -127,7 +127,12 @@ def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[
     return model, folder if has_tokenizer else base
 
 
-def _base_of(folder: Path, base_model: Path | None) -> Path:
+def base_of(folder: Path, base_model: Path | None = None) -> Path:
+    """The directory of the model of an adapter of PEFT: `base_model` (--base-model), or what the adapter names.
+
+    Raises:
+        UserError: it is not here.
+    """
     from mindspeed_llm.tasks.checkpoint.peft_config import CONFIG
 
     if base_model is not None:
