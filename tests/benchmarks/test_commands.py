@@ -68,7 +68,9 @@ def test_mcore_step_on_two_ranks(model: Path) -> None:
     assert "speed of ours / bare loop, 2 ranks: median" in run(*launcher, "-m", "benchmarks.mcore_step", *words, flags)
 
 
+@pytest.mark.long
 def test_mcore_step_with_sides_that_differ(model: Path) -> None:
+    """What tests/benchmarks/test_mcore_step.py says of the guard, with sides that do differ."""
     words = ["--model", str(model), "--sequence", "32", "--pairs", "1", "--parts", "speed", "--flags=--lr 1e-2"]
     with pytest.raises(AssertionError, match="the two do not compute the same"):
         run("-m", "benchmarks.mcore_step", *words)
