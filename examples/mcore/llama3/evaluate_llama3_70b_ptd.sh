@@ -53,9 +53,11 @@ GPT_ARGS=(
     --untie-embeddings-and-output-weights
 )
 
+# Each word is a benchmark, or a path.
+read -ra TASKS <<<"$TASK"
+read -ra DATA_PATHS <<<"$DATA_PATH"
 EVALUATE_ARGS=(
-    # Unquoted: each word is a benchmark, or a path.
-    --task $TASK --task-data-path $DATA_PATH
+    --task "${TASKS[@]}" --task-data-path "${DATA_PATHS[@]}"
     --evaluation-batch-size 8
     --load "$CKPT_LOAD_DIR" --bf16
     --use-flash-attn --use-fused-rotary-pos-emb --use-fused-swiglu --use-fused-rmsnorm
