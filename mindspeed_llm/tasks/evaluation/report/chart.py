@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-_ROW, _LABEL, _BAR, _VALUE = 22, 250, 420, 200
+_ROW, _LABEL, _BAR, _VALUE = 22, 290, 400, 200
 
 
 def chart(subjects: Mapping[str, Mapping[str, Any]], earlier: Mapping[str, Mapping[str, Any]] | None) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_llm.files import write_durably
 from mindspeed_llm.tasks.evaluation.report.chart import chart
-from mindspeed_llm.tasks.evaluation.report.comparison import Comparison, compare, read_samples
+from mindspeed_llm.tasks.evaluation.report.comparison import Comparison, Key, compare, read_samples
 from mindspeed_llm.tasks.evaluation.report.page_style import SCRIPT, STYLE
 from mindspeed_llm.tasks.evaluation.report.samples import as_data, packed
 
@@ -39,7 +39,7 @@ def write_report(
     """
     rows = list(samples)
     comparisons: list[Comparison] = []
-    verdicts = {}
+    verdicts: dict[Key, bool] = {}
     if earlier is not None:
         before = read_samples(Path(earlier["samples_path"])) if "samples_path" in earlier else None
         comparisons, verdicts = compare(results, rows, earlier, before)
@@ -67,6 +67,8 @@ def _page(
         for warning in score.get("warnings", ()):
             yield f'<p class="warning">{escape(warning)}</p>\n'
         old = None if earlier is None else earlier["results"].get(task)
+        if old is not None:
+            yield '<p class="dim"><span class="mark"></span> the earlier evaluation</p>\n'
         yield from chart(score["subjects"], None if old is None else old.get("subjects"))
     yield from _samples(bool(comparisons))
     yield from _origin(results)
@@ -117,13 +119,14 @@ def _samples(is_compared: bool) -> Iterator[str]:
     if is_compared:
         verdicts |= {"better": "right, was wrong", "worse": "wrong, was right"}
     choices = "".join(f'<option value="{value}">{text}</option>' for value, text in verdicts.items())
+    legend = "▲ right now and wrong in the earlier evaluation, ▼ the other way round" if is_compared else ""
     yield (
         '<h2 id="samples">Samples</h2>\n<noscript><p class="warning">Samples are shown by a script, which this browser '
         'does not run; samples.jsonl has them all.</p></noscript>\n<div class="filters">'
         '<select id="task" aria-label="task"></select><select id="subject" aria-label="subject"></select>'
         f'<select id="verdict" aria-label="verdict"><option value="">all verdicts</option>{choices}</select>'
         '<input id="text" type="search" placeholder="words in question or answer" aria-label="search"></div>\n'
-        '<p class="dim"><span id="count"></span></p>\n<div id="list"></div>\n'
+        f'<p class="dim"><span id="count"></span> {legend}</p>\n<div id="list"></div>\n'
         '<p><button id="back">Back</button> <span id="place" class="dim"></span> <button id="next">Next</button></p>\n'
     )
 

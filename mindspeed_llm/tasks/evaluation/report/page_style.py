@@ -20,6 +20,7 @@ svg.chart { width: 100%; height: auto; font: 13px system-ui, sans-serif; }
 .chart .row { fill: transparent; } .chart g:hover .row { fill: var(--soft); }
 .chart .name { fill: var(--text); text-anchor: end; } .chart .value { fill: var(--dim); }
 .chart .bar { fill: var(--bar); } .chart .whisker { stroke: var(--text); fill: none; stroke-width: 1.3; }
+.mark { display: inline-block; width: 3px; height: 14px; background: var(--mark); vertical-align: middle; }
 .chart .earlier { stroke: var(--mark); stroke-width: 3; }
 .filters { display: flex; flex-wrap: wrap; gap: 8px; position: sticky; top: 0; background: var(--ground);
   padding: 10px 0; border-bottom: 1px solid var(--line); z-index: 1; }

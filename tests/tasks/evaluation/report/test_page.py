@@ -91,8 +91,9 @@ def test_scores_and_charts(tmp_path: Path) -> None:
     mmlu = results["results"]["mmlu"]
     assert f'<td class="number">{mmlu["accuracy"]:.3f}</td><td class="number">{mmlu["stderr"]:.3f}</td>' in text
     assert text.count("<svg") == 2 and text.count('class="bar"') == 6 and text.count('class="earlier"') == 6
+    assert text.count("the earlier evaluation</p>") == 2 and "▼ the other way round" in text
     first = mmlu["subjects"]["subject_0"]
-    assert f'width="{first["accuracy"] * 420:.1f}"' in text
+    assert f'width="{first["accuracy"] * 400:.1f}"' in text
     assert "all choices were equally likely &lt;b&gt;." in text
     assert "./model &lt;x&gt;" in text
 
