@@ -73,7 +73,6 @@ def check_inference(args: Namespace) -> None:
         UserError: flags that contradict each other.
     """
     check_prompts(args)
-    _check_numbers(args)
     if args.serve:
         _check_serving(args)
         return
@@ -93,17 +92,6 @@ def check_inference(args: Namespace) -> None:
     if args.task == ("chat",) and args.prompt is not None:
         raise UserError("--prompt: in --task chat questions are typed; leave one of them out")
     args.notices += tuple(_idle(args))
-
-
-def _check_numbers(args: Namespace) -> None:
-    for name, example in (
-        ("temperature", "0.7; --task greedy takes the most probable tokens"),
-        ("repetition_penalty", 1),
-    ):
-        if not getattr(args, name):
-            raise UserError(f"{_flag(name)} 0: expected a number above 0, such as {example}")
-    if not args.top_p:
-        raise UserError("--top-p 0 leaves no token to draw; expected a number above 0, such as 0.95")
 
 
 def _check_serving(args: Namespace) -> None:

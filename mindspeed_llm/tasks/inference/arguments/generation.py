@@ -1,15 +1,42 @@
 """What inference.py is asked to do, and how answers are found."""
 
-from mindspeed_llm.flag import Group, amount, count, fraction, number, one_of, positive, several, switch, value
+import argparse
+
+from mindspeed_llm.flag import Group, count, number, one_of, positive, several, switch, value
 
 TASKS = ("greedy", "do_sample", "beam_search", "beam_search_with_sampling", "chat")
 
 _MAIN = "tasks.inference.main"
+_ROWS = "tasks.inference.prompt_rows"
 _FILE = "tasks.inference.prompt_file"
 _CHAT = "tasks.inference.chat"
 _SETTINGS = "tasks.inference.settings"
 _ANSWERING = "tasks.inference.answering"
 _SERVE = "tasks.inference.serve"
+
+
+def above_zero(text: str) -> float:
+    """A number above 0."""
+    found = number(text)
+    if found <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return found
+
+
+def _temperature(text: str) -> float:
+    try:
+        return above_zero(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error} (--task greedy takes the most probable tokens)") from None
+
+
+def _share(text: str) -> float:
+    """A number above 0, up to 1: 0 would leave no token to draw."""
+    found = number(text)
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, up to 1, found {text!r}")
+    return found
+
 
 WHAT = Group(
     title="What to do",
@@ -29,7 +56,7 @@ WHAT = Group(
             str,
             None,
             "a jsonl file of prompts: each line an object with the field prompt (text) or messages (a conversation).",
-            _FILE,
+            _ROWS,
             metavar="FILE",
         ),
         value(
@@ -59,18 +86,24 @@ GENERATION = Group(
         several("--stop", str, (), "texts that end an answer, besides the stop words of the template.", _SETTINGS),
         value(
             "--repetition-penalty",
-            amount,
+            above_zero,
             1.0,
-            "above 1: tokens that the text has become less likely.",
+            "above 1: tokens that the text has become less likely; a number above 0.",
             _SETTINGS,
         ),
-        value("--temperature", amount, 0.7, "sampling: logits are divided by it; above 0.", _SETTINGS),
+        value(
+            "--temperature",
+            _temperature,
+            0.7,
+            "sampling: logits are divided by it; a number above 0 (--task greedy takes the most probable tokens).",
+            _SETTINGS,
+        ),
         value("--top-k", count, 50, "sampling: draw one of so many most likely tokens; 0: of all.", _SETTINGS),
         value(
             "--top-p",
-            fraction,
+            _share,
             0.95,
-            "sampling: draw one of the most likely tokens whose probabilities reach this sum.",
+            "sampling: draw one of the most likely tokens whose probabilities reach this sum; above 0, up to 1.",
             _SETTINGS,
         ),
         value("--num-beams", positive, 2, "beam search: answers that are followed at once.", _ANSWERING),
