@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
+from mindspeed_llm.tasks.inference.adapters.hf_angles import AnglesCache, angle_borders
 from mindspeed_llm.tasks.inference.adapters.hf_cache import (
     SLIDING,
     KeyValueCache,
@@ -49,6 +50,7 @@ class HFBackend:
         self.model, self.device = model, device
         self.vocab_size: int = config.vocab_size
         self.max_length: int = getattr(config, "max_position_embeddings", None) or _UNBOUNDED
+        self._angle_borders = angle_borders(config)
         self._is_sharded = is_sharded and distributed.world_size() > 1
         self.replica = 0 if self._is_sharded else distributed.rank()
         self.replicas = 1 if self._is_sharded else distributed.world_size()
@@ -75,14 +77,21 @@ class HFBackend:
             )
         if self._layers is None:
             return _TokenCache(slots, length)
-        return KeyValueCache(self._layers, slots, length)
+        keys = KeyValueCache(self._layers, slots, length)
+        borders = [border for border in self._angle_borders if border < length]
+        return AnglesCache(keys, borders) if borders else keys
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         """See `Backend`."""
         # Inference mode spares the bookkeeping of views and writes, some per cent of a small model's step. fully_shard
         # keeps tensors from one call to the next, which must not be bound to it.
         with torch.no_grad() if self._is_sharded else torch.inference_mode():
-            return self._forward(batch, cache)
+            if not isinstance(cache, AnglesCache):
+                return self._forward(batch, cache)
+            logits = torch.empty(len(batch.wanted), self.vocab_size, device=self.device)
+            for part, places in cache.parts(batch):
+                logits[places] = self._forward(part, cache.keys)[: len(places)]
+            return logits
 
     def _forward(self, batch: Batch, cache: Cache) -> Tensor:
         if isinstance(cache, _TokenCache):
