@@ -42,6 +42,23 @@ def why_unwritable(folder: Path) -> str | None:
     return None
 
 
+def why_uncreatable(file: Path) -> str | None:
+    """Why `write_durably` could not write `file`, found out by trying it in the nearest folder that exists; None: it
+    could. Leaves nothing behind.
+    """
+    if reason := why_unwritable(file.absolute().parent):
+        return reason
+    folder = next(path for path in file.absolute().parents if os.path.isdir(path))
+    trial = folder / _temporary_name(file)
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        # Not all folders that grant it can be written to: /proc, a file system that is read-only or full.
+        return f"no file can be made in {folder} ({error.strerror})"
+    return None
+
+
 def sync_folder(folder: Path) -> None:
     """Push a directory's entries to the disk: a rename is durable only after that."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -53,7 +70,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_durably(path: Path, text: str) -> None:
     """Write a small text file so that a crash leaves the old content or the new one: temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary = path.with_name(_temporary_name(path))
     try:
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
@@ -64,3 +81,7 @@ def write_durably(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def _temporary_name(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}"

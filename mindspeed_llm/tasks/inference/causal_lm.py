@@ -169,8 +169,8 @@ class CausalLM:
         batch_size: int | None = None,
         on_done: Callable[[int, Likelihood], None] | None = None,
     ) -> list[Likelihood]:
-        """How probable each continuation is after its context, in their order; see `pairs.encode_pairs` for where the one
-        ends and the other begins.
+        """How probable each continuation is after its context, in their order; see `pairs.encode_pairs` for where the
+        one ends and the other begins.
 
         Args:
             batch_size: the most texts of one forward pass; None: as many as are useful.

@@ -19,7 +19,7 @@ from mindspeed_llm.files import write_durably
 from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.prompt_format import PromptFormat, prompt_format
-from mindspeed_llm.tasks.inference.settings import request_of
+from mindspeed_llm.tasks.inference.settings import request_of, tell_of_positions
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 
 _LOG = logging.getLogger("mindspeed_llm")
@@ -59,6 +59,7 @@ def chat(args: Namespace, lm: CausalLM) -> int:
         "plain text, as no chat template is named" if template is None else template.name,
         _HELP,
     )
+    tell_of_positions(args, lm, [1])
     history, number = History(args.history_turns), 0
     while (question := _shared(_read)) is not None:
         words = question.strip().split(maxsplit=1)

@@ -33,17 +33,22 @@ def main(argv: list[str]) -> int:
         from mindspeed_llm.tasks.inference.serve.check import check_serve
 
         check_serve(args)
+    rows = []
+    if args.prompt_file is not None:
+        from mindspeed_llm.tasks.inference.prompt_rows import read_prompts
+
+        rows = read_prompts(args)
     world_size = world_size_of(args)
     source = find_source(args, world_size)
+    if source.kind == "hf" and source.path.is_dir():
+        from mindspeed_llm.tasks.inference.adapters.hf_files import check_directory
+        from mindspeed_llm.tasks.inference.tokenizer import names_tokenizer
+
+        check_directory(source.path, has_other_tokenizer=names_tokenizer(args))
     if source.backend == "megatron":
         from mindspeed_llm.tasks.inference.megatron_model import check
 
         check(args, world_size)
-    rows = []
-    if args.prompt_file is not None:
-        from mindspeed_llm.tasks.inference.prompt_file import read_prompts
-
-        rows = read_prompts(args)
     from mindspeed_llm.observability.log import get_logger, setup_logging
 
     setup_logging()
@@ -83,21 +88,21 @@ def _answer(args: Namespace, lm: CausalLM, rows: Sequence) -> int:
 
         answer_file(args, lm, rows, template)
         return 0
-    for task in args.task:
+    for number, task in enumerate(args.task):
         if task == "chat":
             from mindspeed_llm.tasks.inference.chat import chat
 
             return chat(args, lm)
-        _answer_prompts(args, lm, task, args.prompt or (DEMO_PROMPT,), template)
+        _answer_prompts(args, lm, task, args.prompt or (DEMO_PROMPT,), template, tell=number == 0)
     return 0
 
 
 def _answer_prompts(
-    args: Namespace, lm: CausalLM, task: str, prompts: Sequence[str], template: PromptFormat | None
+    args: Namespace, lm: CausalLM, task: str, prompts: Sequence[str], template: PromptFormat | None, *, tell: bool
 ) -> None:
-    """Print what the model answers to texts, under a headline."""
+    """Print what the model answers to texts, under a headline; `tell`: and whether it has positions for all of that."""
     from mindspeed_llm.tasks.inference.answering import TITLES, answer
-    from mindspeed_llm.tasks.inference.settings import request_of
+    from mindspeed_llm.tasks.inference.settings import request_of, tell_of_positions
 
     requests = [
         request_of(
@@ -105,6 +110,8 @@ def _answer_prompts(
         )
         for n, prompt in enumerate(prompts)
     ]
+    if tell:
+        tell_of_positions(args, lm, [len(request.prompt) for request in requests])
     start = time.perf_counter()
     answers = answer(args, lm, requests, task)
     elapsed = time.perf_counter() - start

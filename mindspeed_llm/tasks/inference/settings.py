@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.generation import Request, Sampling
 from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
 
+_LOG = logging.getLogger("mindspeed_llm")
 SAMPLING_TASKS = ("do_sample", "beam_search_with_sampling", "chat")
 
 
@@ -62,7 +64,30 @@ def answer_limit(args: Namespace, prompt_length: int, max_length: int) -> int:
     Raises:
         UserError: --max-length leaves none.
     """
-    limits = [max(max_length - prompt_length, 1)]
+    return min(_asked_limit(args, prompt_length), max(max_length - prompt_length, 1))
+
+
+def tell_of_positions(args: Namespace, lm: CausalLM, prompt_lengths: Sequence[int]) -> None:
+    """Say in a line of the log how many of the answers may end before their limit, as the model has no more positions.
+
+    Args:
+        prompt_lengths: tokens of each prompt, for which `answer_limit` leaves room.
+    """
+    from mindspeed_llm.platform import distributed
+
+    cut = sum(length + _asked_limit(args, length) > lm.max_length for length in prompt_lengths)
+    if cut and distributed.is_rank_zero():
+        _LOG.warning(
+            "the model has %d positions for a prompt with its answer: %s where these are used up, before their limit "
+            "of tokens",
+            lm.max_length,
+            f"{cut} of {len(prompt_lengths)} answers end" if len(prompt_lengths) > 1 else "answers end",
+        )
+
+
+def _asked_limit(args: Namespace, prompt_length: int) -> int:
+    """What the flags alone say of the length of an answer."""
+    limits = []
     if args.max_length is None or "max_new_tokens" in args.given:
         limits.append(args.max_new_tokens)
     if args.max_length is not None:

@@ -95,6 +95,15 @@ def test_saved_conversations_can_be_asked_again(
     assert "/save needs the name of a file" in out and "cannot be written: No such file" in out
 
 
+def test_replies_without_positions_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for limit, told in (("255", False), ("256", True)):
+        caplog.clear()
+        talk(Parrot([]), "", monkeypatch, f"--max-new-tokens {limit}")
+        assert ("the model has 256 positions for a prompt with its answer: answers end where" in caplog.text) == told
+
+
 def test_old_turns_make_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lm = Parrot(["A" * 150, "B", "C"])
     talk(lm, f"a\n{'b' * 100}\n{'c' * 300}\nd\n", monkeypatch)

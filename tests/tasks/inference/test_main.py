@@ -130,6 +130,73 @@ def test_a_bad_row_is_found_before_the_model_is_loaded(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("prompts", "output", "message"),
+    [
+        (
+            "in.jsonl",
+            "/proc/x/y.jsonl",
+            r"--output-file /proc/x/y.jsonl cannot be written: no file can be made in /proc",
+        ),
+        ("in.jsonl", "/dev/null", r"--output-file /dev/null is no regular file"),
+        ("in.jsonl", "n" * 250, r"cannot be written: no file can be made in .*File name too long"),
+        ("in.jsonl", ".", r"--output-file .* is a folder; expected the name of a file"),
+        ("in.jsonl", "in.jsonl", r"--output-file .* is --prompt-file, which would be lost"),
+        (".", "out", r"--prompt-file .* is a folder; expected a file"),
+        ("no", "out", r"--prompt-file .* does not exist"),
+        ("p" * 300, "out", r"--prompt-file .* cannot be read: File name too long"),
+    ],
+)
+def test_files_are_tried_before_anything_else(tmp_path: Path, prompts: str, output: str, message: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    flags = ["--prompt-file", str(tmp_path / prompts), "--output-file", str(tmp_path / output)]
+    with pytest.raises(UserError, match=message):
+        main(["--load", str(tmp_path), *flags])
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_answers_that_cannot_be_written_are_kept(
+    model: Path, rows: Callable[[Sequence[Any]], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place of the file turns into a folder while the model works."""
+    flags = rows([{"prompt": "a"}])
+
+    def spoil(*args: Any) -> None:
+        Path(flags[-1]).mkdir(parents=True)
+
+    monkeypatch.setattr("mindspeed_llm.tasks.inference.prompt_file.tell_of_positions", spoil)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(UserError, match=r"out.jsonl cannot be written: Is a directory. All answers are there") as error:
+        main(["--load", str(model), "--max-new-tokens", "2", *flags])
+    [kept] = tmp_path.glob("answers-*/out.jsonl")
+    assert f"they are in {kept};" in str(error.value)
+    [row] = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+    assert row["token_ids"] == expected(model, loaded(model)[1]("a")["input_ids"], 2)
+
+
+def test_notices_before_the_work(
+    model: Path, rows: Callable[[Sequence[Any]], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a file that is replaced, and of answers for which the model has no positions."""
+    flags = rows([{"prompt": "a" * 250}, {"prompt": "a"}])
+    Path(flags[-1]).parent.mkdir()
+    Path(flags[-1]).write_text("old")
+    argv = ["--load", str(model), "--max-new-tokens", "9", *flags]
+    assert main([*argv, "--check"]) == 0
+    exists = f"--output-file {flags[-1]} exists, and is replaced when all answers are there"
+    assert exists in capsys.readouterr().out and Path(flags[-1]).read_text() == "old"
+    assert main(argv) == 0
+    out = capsys.readouterr().out
+    assert exists in out
+    notice = "the model has 256 positions for a prompt with its answer: 1 of 2 answers end where these are used up"
+    assert notice in out
+    assert [len(row["token_ids"]) <= 6 for row in read(flags)] == [True, False]
+    assert (
+        main(["--load", str(model), "--prompt", "a", "--task", "greedy", "do_sample", "--max-new-tokens", "900"]) == 0
+    )
+    assert capsys.readouterr().out.count("the model has 256 positions") == 1
+
+
 def test_bad_conversations_are_named(rows: Callable[[Sequence[Any]], list[str]], model: Path) -> None:
     flags = rows([{"messages": MESSAGES[:1]}, {"messages": [MESSAGES[0], MESSAGES[0]]}])
     with pytest.raises(UserError, match=r"in.jsonl:2: messages: roles out of order"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from mindspeed_llm.errors import UserError
 from mindspeed_llm.platform import distributed
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FOUND_BY_TRANSFORMERS = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
-_FIELDS = ("model.model_name_or_path", "model.adapter_name_or_path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +43,6 @@ class Asked:
             return torch.float32
         said = config.get_text_config().dtype
         return said if said in _NAMES else torch.bfloat16
-
-
-@contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Errors about files name what they were found by, not a field of a training run."""
-    try:
-        yield
-    except UserError as error:
-        text = str(error)
-        for field in _FIELDS:
-            text = text.replace(field, what)
-        raise UserError(text) from error
 
 
 def load_whole(named: ModelConfig, asked: Asked) -> PreTrainedModel:

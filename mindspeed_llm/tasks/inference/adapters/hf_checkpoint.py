@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.platform import distributed
-from mindspeed_llm.tasks.inference.adapters.hf_build import Asked, fill, load_whole, merge_adapters, naming, on_meta
+from mindspeed_llm.tasks.inference.adapters.hf_build import Asked, fill, load_whole, merge_adapters, on_meta
+from mindspeed_llm.tasks.inference.adapters.hf_files import naming
 
 if TYPE_CHECKING:
     from mindspeed_llm.fsdp2.checkpoint.manifest import Manifest

@@ -23,10 +23,10 @@ from mindspeed_llm.tasks.inference.adapters.hf_build import (
     build_from_files,
     load_whole,
     merge_adapters,
-    naming,
     prepare_adapters,
 )
 from mindspeed_llm.tasks.inference.adapters.hf_checkpoint import cached_folder, load_checkpoint
+from mindspeed_llm.tasks.inference.adapters.hf_files import naming
 from mindspeed_llm.tasks.inference.kinds import Kind
 
 if TYPE_CHECKING:

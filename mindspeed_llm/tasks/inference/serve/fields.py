@@ -114,7 +114,8 @@ def wrong_type(name: str, expected: str, value: Any) -> ApiError:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
+        name = "object" if isinstance(value, dict) else "list"
+        return f"{'an empty' if not value else 'an' if name == 'object' else 'a'} {name}"
     # Whole numbers of thousands of digits cannot be written.
     if isinstance(value, int) and abs(value) >= 10**_SHOWN:
         return "a number of many digits"

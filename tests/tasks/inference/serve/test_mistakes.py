@@ -57,7 +57,7 @@ BODIES: list[tuple[bytes, str]] = [
 COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, "prompt", "null"),
     ({"prompt": 5}, "prompt", "5"),
-    ({"prompt": []}, "prompt", "list"),
+    ({"prompt": []}, "prompt", "found an empty list"),
     ({"prompt": ""}, "prompt", "empty"),
     ({"prompt": [[]]}, "prompt", "empty"),
     ({"prompt": ["a", 1]}, "prompt", "list"),
@@ -103,7 +103,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 
 CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": None}, "messages", "null"),
-    ({"messages": []}, "messages", "list"),
+    ({"messages": []}, "messages", "found an empty list"),
     ({"messages": ["hello"]}, "messages[0]", "hello"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "null"),
     ({"messages": [{"role": "tool", "content": "5"}]}, "messages[0].role", "tool"),

@@ -1,0 +1,62 @@
+"""What a model directory must hold before it is worth to load anything; its errors in the words of commands that ask
+models. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mindspeed_llm.errors import UserError
+
+_FIELDS = ("model.model_name_or_path", "model.adapter_name_or_path")
+# What the checks of training runs advise -> what helps here.
+_ADVICE = {
+    "; set model.train_from_scratch to true to start from random weights": (
+        "; copy the weights of the model there, or name the folder that has them"
+    ),
+    "to train the adapter further, name their new folder as model.adapter_name_or_path": (
+        "to ask the model with the adapter, name their new folder with --load and this one with --base-model"
+    ),
+    " here, and the adapter as model.adapter_name_or_path; or name": " here; or name",
+    "training.merge_adapter, or merge_and_unload of PEFT, makes it": "merge_and_unload of PEFT makes it",
+}
+_TOKENIZERS = ("*token*", "*vocab*", "merges.txt", "*.model", "tekken.json")
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Errors about files name what they were found by, and advise what helps here: neither is a field of a training
+    run.
+    """
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        for of_training, here in _ADVICE.items():
+            text = text.replace(of_training, here)
+        for field in _FIELDS:
+            text = text.replace(field, what)
+        raise UserError(text) from error
+
+
+def check_directory(folder: Path, *, has_other_tokenizer: bool) -> None:
+    """Look for what a Hugging Face model directory is loaded from.
+
+    Args:
+        has_other_tokenizer: flags name a tokenizer, so that none need be here.
+
+    Raises:
+        UserError: config.json is none of a model, or there are no weights, or no tokenizer.
+    """
+    from mindspeed_llm.fsdp2.config.model_config import ModelConfig
+    from mindspeed_llm.fsdp2.config.model_files import check_model_files
+
+    with naming("--load"):
+        check_model_files(ModelConfig(model_name_or_path=str(folder)))
+    if not has_other_tokenizer and not any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS):
+        raise UserError(
+            f"--load {folder} holds no tokenizer (such as tokenizer.json); copy it there, or name one with "
+            "--tokenizer-name-or-path"
+        )
