@@ -44,7 +44,7 @@ class Batch:
     starts: Sequence[int]
     """The positions of each slot that are filled: a row's first token is at position starts[n] of its text."""
     wanted: Sequence[tuple[int, int]]
-    """(row, column of tokens) of the tokens after which logits are wanted."""
+    """(row, column of tokens) of the tokens after which logits are wanted, at least one."""
 
     def last_only(self) -> bool:
         """Whether exactly the logits after each row's last token are wanted, in the order of the rows."""
