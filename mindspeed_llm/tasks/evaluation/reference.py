@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspeed_llm.reference_pages import write_pages
 from mindspeed_llm.tasks.evaluation.arguments import COMMAND
-from mindspeed_llm.tasks.inference.arguments.reference import command_page
+from mindspeed_llm.tasks.inference.arguments.reference import SHARED, command_page
 
 _FILE = "evaluation_arguments.md"
 _TEXTS: dict[str, dict[str, Any]] = {
@@ -21,18 +21,7 @@ _TEXTS: dict[str, dict[str, Any]] = {
             "with examples, stands in the [guide](evaluation_guide.md). Unknown flags are errors that name the "
             "nearest one, as are flags that a benchmark has no use for. `--help` prints the same."
         ),
-        "flags": ("Flag", "Value", "Default", "Meaning"),
-        "megatron": "Flags of the Megatron backend",
-        "megatron_introduction": (
-            "Flags that describe a model, its spread over ranks, its tokenizer and adapters are those of "
-            "[pretrain_gpt.py](mcore_arguments.md): `--num-layers`, `--tensor-model-parallel-size`, "
-            "`--tokenizer-name-or-path`, `--lora-load`, ... Flags that are about training alone may stand beside them; "
-            "one line says that they have no effect."
-        ),
-        "silent": "Flags without effect",
-        "silence": ("Flag", "Reason"),
-        "refused": "Refused flags",
-        "refusal": ("Flags", "Reason"),
+        **SHARED["en"],
         "groups": {},
     },
     "zh": {
@@ -42,17 +31,7 @@ _TEXTS: dict[str, dict[str, Any]] = {
             "[评测指南](evaluation_guide.md)。未知参数会报错并给出最接近的名字；对某个评测集没有意义的参数同样会报错。"
             "`--help` 打印同样的内容。参数含义为英文。"
         ),
-        "flags": ("参数", "取值", "默认值", "含义"),
-        "megatron": "Megatron 后端的参数",
-        "megatron_introduction": (
-            "描述模型结构、并行方式、分词器与 LoRA 的参数与 [pretrain_gpt.py](mcore_arguments.md) 相同："
-            "`--num-layers`、`--tensor-model-parallel-size`、`--tokenizer-name-or-path`、`--lora-load` 等。"
-            "只与训练有关的参数可以保留在命令中，运行时会打印一行说明它们不起作用。"
-        ),
-        "silent": "不起作用的参数",
-        "silence": ("参数", "原因"),
-        "refused": "被拒绝的参数",
-        "refusal": ("参数", "原因"),
+        **SHARED["zh"],
         "groups": {"Benchmarks": "评测", "Model to ask": "加载的模型", "Form of prompts": "提示词的形式"},
     },
 }
