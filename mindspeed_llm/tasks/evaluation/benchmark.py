@@ -148,8 +148,8 @@ def context(benchmark: Benchmark, subject: Subject, document: Document, num_fews
     ]
     if len(shots) < wanted:
         raise UserError(
-            f"{benchmark.name}, {subject.name}: {wanted} examples are asked for a prompt, its files hold {len(shots)}. "
-            "Complete the file with the examples, or ask for fewer with --num-fewshot."
+            f"{benchmark.name}, {subject.name}: {wanted} examples are asked for a prompt, "
+            f"{_held(subject, len(shots))}. Complete the file with the examples, or ask for fewer with --num-fewshot."
         )
     shown = benchmark.shown or benchmark.target
     examples = [f"{benchmark.prompt(shot.fields)}{benchmark.delimiter}{shown(shot.fields)}\n\n" for shot in shots]
@@ -166,3 +166,12 @@ def request(
         choices = answer.choices(document.fields)
         return LogLikelihood(context=text, continuations=tuple(f"{benchmark.delimiter}{choice}" for choice in choices))
     return Generate(prompt=text, stop=answer.stop, max_new_tokens=answer.max_new_tokens)
+
+
+def _held(subject: Subject, usable: int) -> str:
+    if not subject.shots_are_documents:
+        return f"its files hold {usable}"
+    rows = len(subject.documents)
+    return (
+        f"{usable} can stand in one: its file has {rows} row{'s' * (rows != 1)}, and the question itself is no example"
+    )

@@ -25,7 +25,9 @@ def files_by_subject(path: Path, suffix: str) -> dict[str, Path]:
     files = [file for file in sorted(path.glob(f"*{suffix}")) if file.is_file() and not file.name.startswith(".")]
     found = {file.name.removesuffix(suffix): file for file in files}
     if not found:
-        raise UserError(f"--task-data-path: no file <subject>{suffix} in {path}. Give the folder that holds them.")
+        raise UserError(
+            f"--task-data-path: no file <subject>{suffix} in {path}. {_where_to_look(path, (f'*{suffix}',))}"
+        )
     return found
 
 
@@ -48,7 +50,17 @@ def one_file(path: Path, names: tuple[str, ...]) -> Path:
             )
         if found:
             return found[0]
-    raise UserError(f"--task-data-path: {path} holds no file {' or '.join(names)}. Give the folder that holds it.")
+    raise UserError(f"--task-data-path: {path} holds no file {' or '.join(names)}. {_where_to_look(path, names)}")
+
+
+def _where_to_look(path: Path, names: tuple[str, ...]) -> str:
+    """What to give instead: folders below that hold such files, if there are any."""
+    found = {file.parent for name in names for file in path.glob(f"*/{name}") if not file.name.startswith(".")}
+    # In dev/ are examples for prompts, named as questions are in some benchmarks.
+    below = sorted(folder for folder in found if folder.name != "dev") or sorted(found)
+    if not below:
+        return "Give the folder that holds them."
+    return f"Such files are in {' and '.join(map(str, below[:3]))}: give that folder."
 
 
 def dev_file(test_file: Path, name: str) -> Path:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.files import why_unwritable
+from mindspeed_llm.files import why_uncreatable, why_unwritable
 from mindspeed_llm.locks import FileLock, LockIsHeld
 from mindspeed_llm.observability.log import get_logger, setup_logging
 from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.choosing import Chosen, choose_all
-from mindspeed_llm.tasks.evaluation.results import check_same, decisive
+from mindspeed_llm.tasks.evaluation.earlier import differences, read_earlier
+from mindspeed_llm.tasks.evaluation.results import RESULTS, check_same, decisive, writing
 
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.evaluation.ranks import Ranks
@@ -26,7 +29,7 @@ _LOG = get_logger("evaluation")
 _DEFAULT_FOLDER = Path("output/evaluation")
 _LOCK = ".evaluation.lock"
 # Flags that say where results go, not what they are.
-_NOT_DECISIVE = ("output_dir", "compare", "debug", "task", "task_data_path", "allow_code_execution")
+_NOT_DECISIVE = ("output_dir", "compare", "debug", "allow_code_execution")
 _NOT_VERSIONS = ("system", "device")
 
 Load = Callable[[Namespace], "LoadedModel"]
@@ -47,17 +50,24 @@ def main(argv: list[str], load: Load | None = None) -> int:
     """
     args = evaluation_arguments(argv)
     setup_logging()
-    compare = _comparison(args)
+    for notice in args.notices:
+        _LOG.info("%s", notice)
+    told = len(args.notices)
     place = Path(args.output_dir) if args.output_dir is not None else _DEFAULT_FOLDER
-    if (reason := why_unwritable(place)) is not None:
+    # One rank tries: those of several machines could take each other's trial away.
+    reason = why_uncreatable(place / RESULTS) if os.environ.get("RANK", "0") == "0" else why_unwritable(place)
+    if reason is not None:
         raise UserError(f"--output-dir {place} cannot be written: {reason}")
     chosen = choose_all(args)
+    compare = None if args.compare is None else read_earlier(args.compare, [one.benchmark.name for one in chosen])
     plan = None if load is not None else _checked_source(args)
     tasks = load_tasks(args, chosen)
     if args.output_dir is not None and all(task.items for task in tasks):
         check_same(place, tasks={task.name: task.decisive() for task in tasks})
-    for notice in args.notices:
+    for notice in args.notices[told:]:
         _LOG.info("%s", notice)
+    for difference in differences(compare, {task.name: task.described() for task in tasks}) if compare else ():
+        _warn("%s", difference)
     if args.check is not None:
         _print_plan(plan, tasks)
         return 0
@@ -186,17 +196,6 @@ def _warn(text: str, *values: object) -> None:
         _LOG.warning(text, *values)
 
 
-def _comparison(args: Namespace) -> dict[str, Any] | None:
-    if args.compare is None:
-        return None
-    from mindspeed_llm.tasks.evaluation.results import SAMPLES, read_results
-
-    path = Path(args.compare)
-    content = read_results(path)
-    samples = (path if path.is_dir() else path.parent) / SAMPLES
-    return {**content, "samples_path": str(samples)} if samples.is_file() else content
-
-
 def _name(asked: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """A folder's name for these questions to this model."""
     text = json.dumps([asked, model], sort_keys=True, default=str)
@@ -204,9 +203,10 @@ def _name(asked: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def _take(folder: Path, lock: FileLock, asked: Mapping[str, Any], about_model: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        lock.take()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.take()
     except LockIsHeld as held:
         raise UserError(
             f"--output-dir {folder}: another evaluation ({held.holder}) writes there; wait for it"
@@ -225,7 +225,9 @@ def _run(
     compare: dict[str, Any] | None,
 ) -> None:
     from mindspeed_llm.observability.versions import versions
+    from mindspeed_llm.tasks.evaluation.interruption import how_far, tells_when_ended
     from mindspeed_llm.tasks.evaluation.progress import Progress
+    from mindspeed_llm.tasks.evaluation.report import write_report
     from mindspeed_llm.tasks.evaluation.results import REPORT, publish, results_of, sample_rows
     from mindspeed_llm.tasks.evaluation.run import evaluate
     from mindspeed_llm.tasks.evaluation.table import summary_line, table
@@ -240,9 +242,15 @@ def _run(
         )
     samples = sum(len(task.items) for task in tasks)
     _LOG.info("evaluating %s: %d samples; results go to %s", ", ".join(asked), samples, folder)
-    progress = Progress(enabled=ranks.rank == 0)
+    progress = Progress(enabled=ranks.rank == 0, copies=model.replicas)
+    told = (
+        tells_when_ended(lambda: how_far(None if unfinished is None else unfinished.count(), samples))
+        if ranks.rank == 0
+        else nullcontext()
+    )
     try:
-        results = evaluate(tasks, model, ranks, unfinished=unfinished, on_sample=progress)
+        with told:
+            results = evaluate(tasks, model, ranks, unfinished=unfinished, on_sample=progress)
     finally:
         progress.close()
     if ranks.rank == 0:
@@ -253,15 +261,15 @@ def _run(
             flags={name: getattr(args, name) for name in args.given if name not in _NOT_DECISIVE},
             versions={name: number for name, number in versions().items() if name not in _NOT_VERSIONS},
         )
-        publish(folder, content, sample_rows(results))
+        with writing(folder):
+            publish(folder, content, sample_rows(results))
         for result in results:
             print(table(result), flush=True)
             for warning in result.warnings:
                 _LOG.warning("%s", warning)
             _LOG.info("%s", summary_line(result))
-        from mindspeed_llm.tasks.evaluation.report import write_report
-
-        write_report(content, sample_rows(results), folder / REPORT, compare)
+        with writing(folder):
+            write_report(content, sample_rows(results), folder / REPORT, compare)
     # No rank removes its samples before the results are published.
     ranks.gather_everywhere(None)
     if unfinished is not None and ranks.is_first_of_node:

@@ -40,7 +40,14 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find(name: str) -> Benchmark:
     """The benchmark of that name. Raises UserError: there is none."""
     if name not in BENCHMARKS:
-        near = difflib.get_close_matches(name, BENCHMARKS, n=1)
+        if "," in name:
+            raise UserError(f"--task {name}: names are parted by blanks; write --task {' '.join(_parts(name))}")
+        plain = name.lower().replace("-", "_")
+        near = [plain] if plain in BENCHMARKS else difflib.get_close_matches(plain, BENCHMARKS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UserError(f"--task: there is no benchmark {name!r}, expected one of {', '.join(BENCHMARKS)}.{hint}")
     return BENCHMARKS[name]
+
+
+def _parts(name: str) -> list[str]:
+    return [part.strip() for part in name.split(",") if part.strip()]

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,18 @@ def publish(folder: Path, content: Mapping[str, Any], rows: Iterator[Mapping[str
         raise
     sync_folder(folder)
     write_durably(folder / RESULTS, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Within it, a folder that cannot be written to, or a disk that is full, is a `UserError` about --output-dir."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, ConnectionError | TimeoutError):  # of ranks that talk to each other
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        raise UserError(f"--output-dir {folder} cannot be written: {error.strerror or error}{where}") from error
 
 
 def read_results(path: Path) -> dict[str, Any]:

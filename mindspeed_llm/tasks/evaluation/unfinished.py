@@ -18,6 +18,7 @@ from mindspeed_llm.files import sync_folder
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.tasks.evaluation.judge import SampleResult
 from mindspeed_llm.tasks.evaluation.ranks import Ranks
+from mindspeed_llm.tasks.evaluation.results import writing
 
 FOLDER = "unfinished"
 _LOG = get_logger("evaluation")
@@ -63,18 +64,28 @@ class Unfinished:
         return found
 
     def add(self, task: str, samples: Sequence[SampleResult]) -> None:
-        """Keep the samples of a block; they are on the disk when this returns."""
-        stream = self._streams.get(task) or self._open(task)
+        """Keep the samples of a block; they are on the disk when this returns. Raises UserError: they cannot be
+        written.
+        """
         rows = [{name: value for name, value in asdict(sample).items() if name != "prompt"} for sample in samples]
-        stream.write(json.dumps({"samples": rows}, ensure_ascii=False) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        with writing(self._folder.parent):
+            stream = self._streams.get(task) or self._open(task)
+            stream.write(json.dumps({"samples": rows}, ensure_ascii=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
 
     def close(self) -> None:
         """Close the files of this rank."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
+
+    def count(self) -> int:
+        """Samples on this machine's disk, those of an earlier run included."""
+        return sum(
+            len({key for file in self._folder.glob(f"{stem}.*.jsonl") for key in _samples(file)})
+            for stem in self._stems.values()
+        )
 
     def remove(self) -> None:
         """Remove all files of this evaluation: its results are published."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.backend import Backend, Batch, Cache
 from mindspeed_llm.tasks.inference.pairs import Pair, Row, to_row
 from mindspeed_llm.tasks.inference.prefix_tree import Node, Step, build_tree, make_plan
@@ -60,7 +61,8 @@ def pair_likelihoods(
         on_done: called with the position of a pair and its result, as soon as there is one.
 
     Raises:
-        UserError: a continuation is longer than the model has positions, or the memory for the cache is not there.
+        UserError: a continuation is longer than the model has positions, the memory for the cache is not there, or the
+            model's logits are not numbers.
     """
     rows = [to_row(pair, backend.max_length) for pair in pairs]
     num_cut = sum(len(pair.context) + len(pair.continuation) > backend.max_length + 1 for pair in pairs)
@@ -228,6 +230,8 @@ class _Sums:
         result = Likelihood(
             logprob=math.fsum(self._logprobs[row]), is_greedy=self._is_greedy[row], tokens=self._lengths[row]
         )
+        if math.isnan(result.logprob):
+            raise UserError("the model's logits are not numbers (NaN): its weights are damaged, or its training failed")
         self._results[row] = result
         if self._on_done is not None:
             self._on_done(row, result)

@@ -112,7 +112,12 @@ def test_several_tasks_and_what_is_printed(tmp_path: Path, paths: dict, capsys: 
     results = json.loads((tmp_path / "results.json").read_text())
     assert list(results["results"]) == ["gsm8k", "mmlu"]
     assert results["tasks"]["mmlu"]["max_new_tokens"] == 1
-    assert results["flags"] == {"max_eval_samples": 3, "max_new_tokens": 1}
+    assert results["flags"] == {
+        "max_eval_samples": 3,
+        "max_new_tokens": 1,
+        "task": ["gsm8k", "mmlu"],
+        "task_data_path": [str(paths["gsm8k"]), str(paths["mmlu"])],
+    }
     assert not (tmp_path / "unfinished").exists()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -64,9 +64,33 @@ def parse(argv: Sequence[str], command: Command) -> argparse.Namespace:
 
     surface = surface_of(command)
     args = parser.parse(argv, FEATURES, program=command.program, description=command.description, surface=surface)
+    args.notices += tuple(_repeated(argv))
     _forget_training(args, surface)
     settle_dtype(args)
     return args
+
+
+def _repeated(argv: Sequence[str]) -> Iterator[str]:
+    """A line for each flag that stands in a command line more than once, with different values.
+
+    Scripts put what their user adds behind flags of their own, so this is no mistake; but nothing is lost silently.
+    """
+    said: dict[str, list[list[str]]] = {}
+    values: list[str] = []
+    for word in argv:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            values = [value] if value else []
+            said.setdefault(name, []).append(values)
+        else:
+            values.append(word)
+    for name, found in said.items():
+        if any(values != found[-1] for values in found):
+            yield f"{name} is given {_times(len(found))}: the last one counts"
+
+
+def _times(count: int) -> str:
+    return "twice" if count == 2 else f"{count} times"
 
 
 def surface_of(command: Command) -> Surface:
