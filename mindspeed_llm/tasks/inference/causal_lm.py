@@ -89,11 +89,7 @@ class CausalLM:
             if self.tokenizer.bos_token_id is None:
                 raise UserError("the prompt is empty, and the tokenizer has no token that begins texts; write a prompt")
             ids = (self.tokenizer.bos_token_id,)
-        if len(ids) >= self.max_length:
-            raise UserError(
-                f"the prompt has {len(ids)} tokens, and the model has {self.max_length} positions for a text with its "
-                "answer: no room is left; shorten the prompt"
-            )
+        check_room(len(ids), self.max_length)
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens is {max_new_tokens}; expected at least 1")
         check(sampling)
@@ -198,6 +194,15 @@ class CausalLM:
             self._single = None
             self._single = Engine(self.backend, self.decode, slots=1, length=max(room, _ROOM))
         return self._single
+
+
+def check_room(length: int, positions: int) -> None:
+    """Raise UserError where a prompt of `length` tokens leaves no position of a model for an answer."""
+    if length >= positions:
+        raise UserError(
+            f"the prompt has {length} tokens, and the model has {positions} positions for a text with its "
+            "answer: no room is left; shorten the prompt"
+        )
 
 
 def _room(request: Request) -> int:

@@ -23,18 +23,22 @@ _LOG = logging.getLogger("mindspeed_llm")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".distcp")
 
 
-def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> CausalLM:
+def load_causal_lm(args: Namespace, source: ModelSource | None = None, tokenizer: Tokenizer | None = None) -> CausalLM:
     """The model that the flags name, on the ranks of this job (a collective); a line of the log says what it is.
 
     Args:
         args: of `arguments.inference` or `tasks.evaluation.arguments`.
         source: what `find_source` has found, where that was asked before.
+        tokenizer: that of the model, where it was loaded before (transformers' backend alone takes it).
 
     Raises:
         UserError: what --load names cannot be loaded, has no tokenizer, or contradicts the flags.
     """
     source = source or find_source(args, world_size_of(args))
-    backend, tokenizer, folder, facts = (_load_hf if source.backend == "hf" else _load_megatron)(args, source)
+    if source.backend == "hf":
+        backend, tokenizer, folder, facts = _load_hf(args, source, tokenizer)
+    else:
+        backend, tokenizer, folder, facts = _load_megatron(args, source)
     if len(tokenizer) > backend.vocab_size and _largest_id(tokenizer) >= backend.vocab_size:
         raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, the model {backend.vocab_size}; name the tokenizer of this "
@@ -52,7 +56,9 @@ def load_causal_lm(args: Namespace, source: ModelSource | None = None) -> Causal
     )
 
 
-def _load_hf(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, Path | None, list[str]]:
+def _load_hf(
+    args: Namespace, source: ModelSource, tokenizer: Tokenizer | None
+) -> tuple[Backend, Tokenizer, Path | None, list[str]]:
     from mindspeed_llm.platform import distributed
     from mindspeed_llm.tasks.inference.adapters.hf_load import load_hf
 
@@ -64,7 +70,8 @@ def _load_hf(args: Namespace, source: ModelSource) -> tuple[Backend, Tokenizer, 
         shard=args.shard_weights,
         trust_remote_code=args.trust_remote_code,
     )
-    tokenizer = named_tokenizer(args, str(folder))
+    if tokenizer is None:
+        tokenizer = named_tokenizer(args, str(folder))
     assert tokenizer is not None, "a folder is named"
     model = backend.model
     facts = [

@@ -6,6 +6,7 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_llm.tasks.inference.arguments.inference import inference_arguments
@@ -14,6 +15,8 @@ from mindspeed_llm.tasks.inference.source import find_source, world_size_of
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.causal_lm import CausalLM
     from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
+    from mindspeed_llm.tasks.inference.prompt_rows import Row
+    from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
 DEMO_PROMPT = "how are you?"
 _WIDTH = 46
@@ -33,7 +36,7 @@ def main(argv: list[str]) -> int:
         from mindspeed_llm.tasks.inference.serve.check import check_serve
 
         check_serve(args)
-    rows = []
+    rows: list[Row] = []
     if args.prompt_file is not None:
         from mindspeed_llm.tasks.inference.prompt_rows import read_prompts
 
@@ -55,6 +58,9 @@ def main(argv: list[str]) -> int:
     if _is_rank_zero():
         for notice in args.notices:
             get_logger(__name__).warning(notice)
+    tokenizer = None
+    if rows and source.kind == source.backend == "hf" and source.path.is_dir():
+        tokenizer = _check_lengths(args, source.path, rows)
     if args.check is not None:
         from mindspeed_llm.tasks.inference.plan import plan_text
 
@@ -67,7 +73,7 @@ def main(argv: list[str]) -> int:
     from mindspeed_llm.tasks.inference.load import load_causal_lm
 
     joined_before = dist.is_initialized()
-    lm = load_causal_lm(args, source)
+    lm = load_causal_lm(args, source, tokenizer)
     if args.serve:
         from mindspeed_llm.tasks.inference.serve.main import serve
 
@@ -79,7 +85,22 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _answer(args: Namespace, lm: CausalLM, rows: Sequence) -> int:
+def _check_lengths(args: Namespace, folder: Path, rows: Sequence[Row]) -> Tokenizer | None:
+    """Returns the tokenizer that it took."""
+    from mindspeed_llm.tasks.inference.adapters.hf_files import positions_of
+
+    if (positions := positions_of(folder)) is None:
+        return None
+    from mindspeed_llm.tasks.inference.prompt_file import check_lengths
+    from mindspeed_llm.tasks.inference.tokenizer import named_tokenizer
+
+    tokenizer = named_tokenizer(args, str(folder))
+    assert tokenizer is not None, "a folder is named"
+    check_lengths(args, rows, tokenizer, positions)
+    return tokenizer
+
+
+def _answer(args: Namespace, lm: CausalLM, rows: Sequence[Row]) -> int:
     from mindspeed_llm.tasks.inference.prompt_format import prompt_format
 
     template = prompt_format(args, lm.tokenizer)

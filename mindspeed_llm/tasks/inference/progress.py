@@ -34,6 +34,16 @@ class Progress:
             self._bar = tqdm(total=total, unit=f" {name}", dynamic_ncols=True, file=sys.stderr)
             redirect_lines(lambda line: tqdm.write(line, file=sys.stdout))
 
+    @property
+    def done(self) -> int:
+        """Items that are done."""
+        return self._done
+
+    @property
+    def total(self) -> int:
+        """Items that there will be."""
+        return self._total
+
     def add(self, tokens: int, items: int = 1) -> None:
         """So many more are done."""
         self._done += items

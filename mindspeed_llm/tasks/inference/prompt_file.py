@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
+import threading
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import write_durably
 from mindspeed_llm.tasks.inference.answering import answer
-from mindspeed_llm.tasks.inference.causal_lm import CausalLM
+from mindspeed_llm.tasks.inference.causal_lm import CausalLM, check_room
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.progress import Progress
-from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
+from mindspeed_llm.tasks.inference.prompt_format import PromptFormat, prompt_format
 from mindspeed_llm.tasks.inference.prompt_rows import Row
-from mindspeed_llm.tasks.inference.settings import request_of, tell_of_positions
+from mindspeed_llm.tasks.inference.settings import answer_limit, request_of, tell_of_positions
+from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
+
+
+def check_lengths(args: Namespace, rows: Sequence[Row], tokenizer: Tokenizer, positions: int) -> None:
+    """Find out before the model is loaded whether it has room for the answers.
+
+    Raises:
+        UserError: a prompt leaves none; names file and line.
+    """
+    template = prompt_format(args, tokenizer)
+    for row in rows:
+        with _naming(row):
+            prompt = _prompt(row, template)
+            length = len(tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt)
+            check_room(length, positions)
+            answer_limit(args, length, positions)
 
 
 def answer_file(args: Namespace, lm: CausalLM, rows: Sequence[Row], template: PromptFormat | None) -> None:
@@ -38,12 +59,13 @@ def answer_file(args: Namespace, lm: CausalLM, rows: Sequence[Row], template: Pr
     def on_done(place: int, completion: Completion) -> None:
         progress.add(len(completion.token_ids))
 
-    try:
-        answers = answer(args, lm, [requests[number] for number in mine], task, on_done=on_done)
-    finally:
-        progress.close()
-    found = dict(zip(mine, answers, strict=True))
-    everything = _gathered(found if backend.is_first_of_replica else {}, backend.replicas)
+    with _telling_of_an_early_end(progress, args.output_file):
+        try:
+            answers = answer(args, lm, [requests[number] for number in mine], task, on_done=on_done)
+        finally:
+            progress.close()
+        found = dict(zip(mine, answers, strict=True))
+        everything = _gathered(found if backend.is_first_of_replica else {}, backend.replicas)
     if everything is None:
         return
     assert sorted(everything) == list(range(len(rows))), "each prompt is answered once"
@@ -74,17 +96,59 @@ def _write(output: Path, text: str) -> None:
         )
 
 
-def _request(args: Namespace, lm: CausalLM, row: Row, task: str, number: int, template: PromptFormat | None) -> Request:
+@contextmanager
+def _telling_of_an_early_end(progress: Progress, output: str) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run as ever, but rank 0 says what that means for the answers."""
+    from mindspeed_llm.platform import distributed
+
+    ranks = distributed.world_size()
+
+    def tell() -> None:
+        if distributed.is_rank_zero():
+            whose = "answers" if ranks == 1 else f"answers of rank 0 (of {ranks})"
+            line = f"\nended early: {progress.done} of {progress.total} {whose} were ready; {output} was not written\n"
+            # Not print: a signal may have come in the middle of one.
+            os.write(2, line.encode())
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        tell()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    # Only the main thread may ask for signals. Who has a handler of their own knows what to do.
+    takes_over = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if takes_over:
+        signal.signal(signal.SIGTERM, terminate)
     try:
-        prompt: str | list[int]
-        if isinstance(row.prompt, str):
-            prompt = row.prompt
-        else:
-            assert template is not None, "conversations are read where there is a template"
-            prompt = template.prompt_ids(row.prompt)
-        return request_of(args, lm, prompt, task, number=number, template=template)
+        yield
+    except KeyboardInterrupt:
+        tell()
+        raise
+    finally:
+        if takes_over:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _prompt(row: Row, template: PromptFormat | None) -> str | list[int]:
+    if isinstance(row.prompt, str):
+        return row.prompt
+    assert template is not None, "conversations are read where there is a template"
+    return template.prompt_ids(row.prompt)
+
+
+@contextmanager
+def _naming(row: Row) -> Iterator[None]:
+    try:
+        yield
     except UserError as error:
         raise UserError(f"{row.where}: {error}") from error
+
+
+def _request(args: Namespace, lm: CausalLM, row: Row, task: str, number: int, template: PromptFormat | None) -> Request:
+    with _naming(row):
+        return request_of(args, lm, _prompt(row, template), task, number=number, template=template)
 
 
 def _line(lm: CausalLM, row: Row, request: Request, completion: Completion) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.main import main
+from mindspeed_llm.tasks.inference.progress import Progress
+from mindspeed_llm.tasks.inference.prompt_file import _telling_of_an_early_end
 from tests.support.pool import RankPool
 from tests.support.tokenizers import chatml_tokenizer
 from tests.support.toys import build_toy
@@ -190,7 +195,8 @@ def test_notices_before_the_work(
     assert exists in out
     notice = "the model has 256 positions for a prompt with its answer: 1 of 2 answers end where these are used up"
     assert notice in out
-    assert [len(row["token_ids"]) <= 6 for row in read(flags)] == [True, False]
+    first, second = read(flags)
+    assert (len(first["token_ids"]), first["finish_reason"]) == (6, "length") and len(second["token_ids"]) == 9
     assert (
         main(["--load", str(model), "--prompt", "a", "--task", "greedy", "do_sample", "--max-new-tokens", "900"]) == 0
     )
@@ -203,13 +209,46 @@ def test_bad_conversations_are_named(rows: Callable[[Sequence[Any]], list[str]],
         main(["--load", str(model), "--hf-chat-template", *flags])
 
 
-def test_a_prompt_without_room_is_named_and_nothing_is_written(
-    model: Path, rows: Callable[[Sequence[Any]], list[str]]
+@pytest.mark.parametrize(
+    ("own", "size", "message"),
+    [
+        ([], 300, r"in.jsonl:2: the prompt has 300 tokens, and the model has 256 positions"),
+        (["--max-length", "20"], 30, r"in.jsonl:2: --max-length 20: the prompt alone has 30 tokens"),
+        (["--check"], 300, r"in.jsonl:2: the prompt has 300 tokens"),
+    ],
+)
+def test_a_prompt_without_room_is_named_before_the_model_is_loaded(
+    model: Path,
+    rows: Callable[[Sequence[Any]], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    own: list[str],
+    size: int,
+    message: str,
 ) -> None:
-    flags = rows([{"prompt": "a"}, {"prompt": "b" * 300}])
-    with pytest.raises(UserError, match=r"in.jsonl:2: the prompt has 300 tokens, and the model has 256 positions"):
-        main(["--load", str(model), *flags])
+    flags = rows([{"prompt": "a"}, {"prompt": "b" * size}])
+    monkeypatch.setattr("mindspeed_llm.tasks.inference.load.load_causal_lm", None)
+    with pytest.raises(UserError, match=message):
+        main(["--load", str(model), *own, *flags])
     assert not Path(flags[-1]).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_says_what_is_lost(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process itself is not ended here: what would do it is noted."""
+    killed: list[tuple[int, Any]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((number, signal.getsignal(number))))
+    progress = Progress("answers", 5, show=False)
+    ends = pytest.raises(KeyboardInterrupt) if number == signal.SIGINT else contextlib.nullcontext()
+    with ends, _telling_of_an_early_end(progress, "out.jsonl"):
+        progress.add(7, 2)
+        signal.raise_signal(number)
+    assert capfd.readouterr().err == "\nended early: 2 of 5 answers were ready; out.jsonl was not written\n"
+    assert killed == ([(signal.SIGTERM, signal.SIG_DFL)] if number == signal.SIGTERM else [])
+    with _telling_of_an_early_end(progress, "out.jsonl"):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and not capfd.readouterr().err
 
 
 def test_tasks_stand_under_their_headlines(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

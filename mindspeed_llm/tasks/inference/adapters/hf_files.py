@@ -4,6 +4,7 @@ models. Needs no torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,3 +61,13 @@ def check_directory(folder: Path, *, has_other_tokenizer: bool) -> None:
             f"--load {folder} holds no tokenizer (such as tokenizer.json); copy it there, or name one with "
             "--tokenizer-name-or-path"
         )
+
+
+def positions_of(folder: Path) -> int | None:
+    """Positions that the model of a checked directory has for a text, as far as its config.json says it in the usual
+    words.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    of_text = config.get("text_config")
+    found = (of_text if isinstance(of_text, dict) else config).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
