@@ -16,8 +16,10 @@ from mindspeed_llm.files import why_uncreatable, why_unwritable
 from mindspeed_llm.locks import FileLock, LockIsHeld
 from mindspeed_llm.observability.log import get_logger, setup_logging
 from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
+from mindspeed_llm.tasks.evaluation.benchmark import Write
 from mindspeed_llm.tasks.evaluation.choosing import Chosen, choose_all
 from mindspeed_llm.tasks.evaluation.earlier import differences, read_earlier
+from mindspeed_llm.tasks.evaluation.model import check_room
 from mindspeed_llm.tasks.evaluation.results import RESULTS, check_same, decisive, writing
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def main(argv: list[str], load: Load | None = None) -> int:
         raise UserError(f"--output-dir {place} cannot be written: {reason}")
     chosen = choose_all(args)
     compare = None if args.compare is None else read_earlier(args.compare, [one.benchmark.name for one in chosen])
-    plan = None if load is not None else _checked_source(args)
+    plan = None if load is not None else _checked_source(args, chosen)
     tasks = load_tasks(args, chosen)
     if args.output_dir is not None and all(task.items for task in tasks):
         check_same(place, tasks={task.name: task.decisive() for task in tasks})
@@ -101,11 +103,11 @@ def main(argv: list[str], load: Load | None = None) -> int:
     return 0
 
 
-def _checked_source(args: Namespace) -> str:
+def _checked_source(args: Namespace, chosen: Sequence[Chosen]) -> str:
     """Check what can be checked of the model without loading it; what is planned for it, with --check.
 
     Raises:
-        UserError: there is no such model, or flags do not fit it.
+        UserError: there is no such model, it has no room for answers, or flags do not fit it.
     """
     from mindspeed_llm.tasks.inference.source import find_source, world_size_of
 
@@ -115,6 +117,13 @@ def _checked_source(args: Namespace) -> str:
         from mindspeed_llm.tasks.inference.megatron_model import check
 
         check(args, world_size)
+    elif source.kind == "hf":
+        from mindspeed_llm.tasks.inference.adapters.hf_files import positions_of
+
+        if (positions := positions_of(source.path)) is not None:
+            for one in chosen:
+                if isinstance(one.benchmark.answer, Write):
+                    check_room(positions, one.benchmark.answer.max_new_tokens)
     if args.check is None:
         return ""
     from mindspeed_llm.tasks.inference.plan import plan_text

@@ -20,6 +20,16 @@ _PROBE = "Question?"
 _THOUGHTS_END = "</think>"
 
 
+def check_room(positions: int, max_new_tokens: int) -> int:
+    """The tokens that a prompt may have before an answer. Raises UserError: none."""
+    if positions <= max_new_tokens:
+        raise UserError(
+            f"the model has {positions} positions, which leave no room for a prompt before an answer of "
+            f"{max_new_tokens} tokens; make answers shorter with --max-new-tokens"
+        )
+    return positions - max_new_tokens
+
+
 class EvaluatedModel:
     """See `run.LoadedModel`.
 
@@ -142,12 +152,7 @@ class EvaluatedModel:
         requests, cut = [], []
         stop_words = self._template.stop_words if self._template is not None else ()
         for _, question in asked:
-            room = self.max_length - question.max_new_tokens
-            if room < 1:
-                raise UserError(
-                    f"the model has {self.max_length} positions, which leave no room for a prompt before an answer of "
-                    f"{question.max_new_tokens} tokens; make answers shorter with --max-new-tokens"
-                )
+            room = check_room(self.max_length, question.max_new_tokens)
             ids = self._ids(question.prompt)
             cut.append(max(0, len(ids) - room))
             stop = stop_words if self.thinks else (*question.stop, *stop_words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -26,6 +27,8 @@ from mindspeed_llm.tasks.inference.pairs import Row
 from tests.tasks.evaluation.data import write_all
 from tests.tasks.evaluation.models import Constant
 from tests.tasks.evaluation.test_main import _never
+
+_CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +170,14 @@ def test_the_question_itself_is_no_example(tmp_path: Path) -> None:
         UserError, match="1 can stand in one: its file has 2 rows, and the question itself is no example"
     ):
         main(["--task", bbh.BENCHMARK.name, "--task-data-path", str(tmp_path)], _never)
+
+
+def test_answers_that_leave_no_room_for_prompts(tmp_path: Path, asked: dict) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64, **_CONFIG}))
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "tokenizer.json").touch()
+    argv = ["--load", str(tmp_path), "--check", "--backend", "hf"]
+    with pytest.raises(UserError, match=r"the model has 64 positions, .* answer of 64 tokens; make answers shorter"):
+        main([*asked["gsm8k"], *argv, "--max-new-tokens", "64"])
+    assert main([*asked["gsm8k"], *argv, "--max-new-tokens", "63"]) == 0
+    assert main([*asked["boolq"], *argv]) == 0
