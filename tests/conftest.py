@@ -100,5 +100,7 @@ def logging_as_before() -> Iterator[None]:
     """Undo what a command that runs in this process does to the package's loggers."""
     logger = logging.getLogger("mindspeed_llm")
     before = logger.handlers[:], logger.level, logger.propagate
+    # A command that a fixture of a module ran has switched it off; caplog then listens here and at the root.
+    logger.propagate = True
     yield
     logger.handlers[:], logger.level, logger.propagate = before

@@ -57,7 +57,7 @@ def test_both_backends(rank_pool: RankPool, files: Callable[[str], Files], tmp_p
     def launch(scripts: Mapping[str, Sequence[str]]) -> dict[str, tuple[int, str]]:
         done = {}
         for script, argv in scripts.items():
-            [answer] = rank_pool.run(ROWS[script], ranks=1, argv=list(argv))
+            [answer] = rank_pool.run(ROWS[script], ranks=1, draw=True, argv=list(argv))
             done[script] = (answer, "") if isinstance(answer, int) else (answer["code"], answer["error"] or "")
         return done
 
