@@ -40,7 +40,10 @@ def test_command(
     monkeypatch.chdir(tmp_path)
     assert main([*shlex.split(COMMANDS[name]), "--check", "4"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"parameters +8,190,735,360\n", out) and "Ranks            4: TP 1 x PP 2, 2 copies of the model\n" in out
+    assert (
+        re.search(r"parameters +8,190,735,360\n", out)
+        and "Ranks            4: TP 1 x PP 2, 2 copies of the model\n" in out
+    )
     assert "stage 1        4,095,369,728 parameters, 7.63 GiB of weights" in out
     assert out.endswith("The arguments are valid.\n")
     named = sorted(re.findall(r">> (--\S+) has no effect", out))
