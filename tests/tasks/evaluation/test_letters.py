@@ -34,6 +34,9 @@ from mindspeed_llm.tasks.evaluation.letters import announced_letters
         ("Both (B) and (C)", INVALID),
         ("The answer is not clear", INVALID),
         ("E", INVALID),
+        # Blanks without end: thousands of them have to be read in no time.
+        ("答案" + "\n" * 20_000 + "无", INVALID),
+        ("The answer is " + " (" * 5_000 + "option" + " " * 20_000 + "B", "B"),
         ("", INVALID),
     ],
 )
@@ -42,7 +45,15 @@ def test_one_letter(text: str, letter: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "letters"), [("AD", "AD"), ("D, A", "AD"), ("答案：A、C", "AC"), ("The answer is B,D.", "BD"), ("B", "B")]
+    ("text", "letters"),
+    [
+        ("AD", "AD"),
+        ("D, A", "AD"),
+        ("答案：A、C", "AC"),
+        ("The answer is B,D.", "BD"),
+        ("B", "B"),
+        ("A  \t D", INVALID),
+    ],
 )
 def test_several_letters(text: str, letters: str) -> None:
     assert announced_letters("ABCDEFG", several=True)(text) == letters

@@ -43,7 +43,9 @@ def _target(fields: Fields) -> str:
     return _CHOICES[_gold(fields)[0]]
 
 
-_read_letter = announced_letters("AB")
+_read_given_letter = announced_letters("AB", lone=False)
+_read_any_letter = announced_letters("AB")
+_FIRST_WORD = re.compile(r"[\W_]*(yes|no)\b", re.IGNORECASE)
 _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
@@ -55,11 +57,16 @@ def _with_options(fields: Fields) -> str:
 
 
 def _read_yes_or_no(text: str) -> str:
-    """By the letter that the answer gives, else by the one of the two words that it has first."""
-    letter = _read_letter(text)
+    """By the letter that the answer gives or begins with; else by the word that it begins with; else by a letter
+    anywhere, which may also be part of a name ("hepatitis B"); else by the one of the two words that it has first.
+    """
+    letter = _read_given_letter(text)
+    word = _FIRST_WORD.match(text)
+    if letter == INVALID and word is None:
+        letter = _read_any_letter(text)
+        word = _WORD.search(text)
     if letter != INVALID:
         return "yes" if letter == "A" else "no"
-    word = _WORD.search(text)
     return word[1].lower() if word else INVALID
 
 
@@ -76,6 +83,7 @@ _PLAIN = Benchmark(
 )
 _ALTERNATIVE = replace(
     _PLAIN,
+    version="2",
     prompt=_with_options,
     answer=Write(
         stop=("</s>", "<|im_end|>"),

@@ -10,6 +10,7 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.benchmark import request
 from mindspeed_llm.tasks.evaluation.benchmarks.boolq import BENCHMARK, load
+from mindspeed_llm.tasks.evaluation.filters import INVALID
 from tests.tasks.evaluation import lm_eval_files
 from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result
 
@@ -53,6 +54,27 @@ def test_an_oracle_is_right_and_a_constant_has_a_chance_of_one_half(file: Path) 
     subjects = load(file)
     assert_oracle_is_right(BENCHMARK, subjects)
     assert constant_result(BENCHMARK, subjects).total["acc"].accuracy == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is A.", "yes"),
+        ("B", "no"),
+        ("(B) No", "no"),
+        ("No, the answer is A", "yes"),
+        ("Yes, hepatitis B is contagious.", "yes"),
+        ("**Yes.** Vitamin B is found in it.", "yes"),
+        ("No. The (A) road", "no"),
+        ("I would take (B), yes", "no"),
+        ("The passage says yes.", "yes"),
+        ("Nobody knows", INVALID),
+        ("", INVALID),
+    ],
+)
+def test_an_answer_in_words_is_read_by_what_it_says_first(text: str, answer: str) -> None:
+    (reading,) = BENCHMARK.variants["alternative-prompt"].answer.readings
+    assert reading.extract(text) == answer
 
 
 @pytest.mark.parametrize(
