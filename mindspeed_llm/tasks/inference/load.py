@@ -143,27 +143,48 @@ def weights_fingerprint(args: Namespace, source: ModelSource) -> str | None:
 
 def _weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
     """The files of weights, in an order that does not depend on where the folders lie."""
-    folders = [source.path]
-    if source.kind == "mcore":
-        from mindspeed_llm.training.checkpointing import layout
-
-        step = _step(args, source.path)
-        folders = [source.path / (layout.RELEASE if step is None else layout.iteration_name(step))]
-    folders += [Path(folder) for folder in (args.base_model, args.lora_load) if folder is not None]
-    if source.kind == "peft" and args.base_model is None:
-        from mindspeed_llm.tasks.inference.adapters.hf_load import base_of
-
-        folders.append(base_of(source.path))
-    for folder in folders:
+    for folder in _weight_folders(args, source):
         # Of the Megatron backend each rank has a folder.
         files = [*folder.glob("*"), *folder.glob("mp_rank_*/*")]
         yield from sorted(file for file in files if file.suffix in _WEIGHT_FILES and file.name not in _OPTIMIZER_FILES)
 
 
+def _weight_folders(args: Namespace, source: ModelSource) -> Iterator[Path]:
+    """The folders that weights are read from, those of adapters included."""
+    yield _checkpoint(source.path, _step(args, source.path)) if source.kind == "mcore" else source.path
+    if args.base_model is not None:
+        yield Path(args.base_model)
+    elif source.kind == "peft":
+        from mindspeed_llm.tasks.inference.adapters.hf_load import base_of
+
+        yield base_of(source.path)
+    if args.lora_load is not None:
+        from mindspeed_llm.tasks.checkpoint.peft_files import is_peft
+
+        folder = Path(args.lora_load)
+        yield folder if is_peft(folder) else _checkpoint(folder, _latest(folder, args.ckpt_step))
+
+
 def _step(args: Namespace, folder: Path) -> int | None:
     """The step of the checkpoint in a folder of Megatron checkpoints; None: a release, which is no step of a run."""
+    # With --lora-load a step is that of the adapters.
+    return _latest(folder, args.ckpt_step if args.lora_load is None else None)
+
+
+def _latest(folder: Path, step: int | None) -> int | None:
+    """The step that is loaded where `step` is asked for, or nothing; None: a release."""
+    from mindspeed_llm.training.checkpointing.publishing import look
+
+    if step is not None:
+        return step
+    shelf = look(folder)
+    if shelf.tracker.is_release or shelf.tracker.iteration is not None or not shelf.iterations:
+        return shelf.tracker.iteration
+    return shelf.iterations[-1]
+
+
+def _checkpoint(folder: Path, step: int | None) -> Path:
+    """The folder of a step among others, or of the release."""
     from mindspeed_llm.training.checkpointing import layout
 
-    # With --lora-load a step is that of the adapters.
-    named = args.ckpt_step if args.lora_load is None else None
-    return layout.read_tracker(folder).iteration if named is None else named
+    return folder / (layout.RELEASE if step is None else layout.iteration_name(step))

@@ -61,7 +61,8 @@ def find_source(args: Namespace, world_size: int) -> ModelSource:
             "--load is missing; expected a Hugging Face model directory, a PEFT adapter, a checkpoint of the FSDP2 "
             "backend, or a folder of Megatron checkpoints"
         )
-    path = _at_step(Path(args.load), args.ckpt_step)
+    # With --lora-load a step is that of the adapters.
+    path = _at_step(Path(args.load), args.ckpt_step if args.lora_load is None else None)
     found = detect(path)
     kind = found.kind
     backend = _backend(args, kind)
@@ -70,8 +71,8 @@ def find_source(args: Namespace, world_size: int) -> ModelSource:
             f"--base-model {args.base_model} is for a PEFT adapter or a checkpoint of the FSDP2 backend, but --load "
             f"{path} is {KINDS[kind]}"
         )
-    if args.ckpt_step is not None and kind in ("hf", "peft"):
-        raise UserError(f"--ckpt-step {args.ckpt_step}: --load {path} is {KINDS[kind]}, which has no steps")
+    if args.ckpt_step is not None:
+        _check_step(args, found)
     if backend == "hf":
         _check_hf(args, found.folder, world_size)
     else:
@@ -121,6 +122,39 @@ def _at_step(path: Path, step: int | None) -> Path:
         return path
     candidates = (path / f"global_step_{step}", path / "checkpoints" / f"global_step_{step}")
     return next((folder for folder in candidates if folder.is_dir()), path)
+
+
+def _check_step(args: Namespace, found: Source) -> None:
+    """Refuse a step that is not the one of what was found; steps of Megatron checkpoints are looked for by their
+    loader.
+
+    Raises:
+        UserError: it is another one, or there are no steps.
+    """
+    from mindspeed_llm.fsdp2.checkpoint import manifest
+
+    step, path = args.ckpt_step, Path(args.load)
+    if found.kind == "mcore" or args.lora_load is not None:
+        return
+    if found.kind == "fsdp2":
+        there = manifest.read_manifest(found.folder).step
+        if there == step:
+            return
+        if found.folder == path:
+            raise UserError(
+                f"--ckpt-step {step} contradicts --load {path}, the checkpoint of step {there}; its folder has: "
+                f"{_steps(path.parent) or there}. Leave one of the flags out, or name that folder with --load"
+            )
+    if steps := _steps(path) or _steps(manifest.checkpoints_folder(path)):
+        raise UserError(f"--ckpt-step {step}: --load {path} has no checkpoint of this step; there are: {steps}")
+    raise UserError(f"--ckpt-step {step}: --load {path} is {KINDS[found.kind]}, which has no steps")
+
+
+def _steps(folder: Path) -> str:
+    """The steps of the checkpoints of the FSDP2 backend in a folder; empty where there are none."""
+    from mindspeed_llm.fsdp2.checkpoint import manifest
+
+    return ", ".join(str(step) for step, _ in manifest.steps_in(folder))
 
 
 def _backend(args: Namespace, kind: Kind) -> BackendName:

@@ -11,7 +11,9 @@ import pytest
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.arguments.inference import inference_arguments
+from mindspeed_llm.tasks.inference.load import weights_fingerprint
 from mindspeed_llm.tasks.inference.source import ModelSource, find_source
+from tests.tasks.inference.test_kinds import checkpoint
 
 CONFIG = {"num_hidden_layers": 4, "hidden_size": 48, "num_attention_heads": 6}
 
@@ -28,6 +30,8 @@ def place(tmp_path: Path) -> Path:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    for step in (200, 400):
+        checkpoint(tmp_path / f"run/checkpoints/global_step_{step}")
     return tmp_path
 
 
@@ -46,6 +50,9 @@ def find(place: Path, flags: str, world_size: int = 1) -> tuple[Namespace, Model
         ("--load @hf --backend megatron --tensor-model-parallel-size 2", "hf", "megatron"),
         ("--load @peft --base-model x", "peft", "hf"),
         ("--load @mcore", "mcore", "megatron"),
+        ("--load @run --ckpt-step 200", "fsdp2", "hf"),
+        ("--load @run/checkpoints/global_step_200 --ckpt-step 200", "fsdp2", "hf"),
+        ("--load @hf --backend megatron --lora-load @mcore --ckpt-step 3", "hf", "megatron"),
     ],
 )
 def test_the_backend(place: Path, flags: str, kind: str, backend: str) -> None:
@@ -63,6 +70,12 @@ def test_the_backend(place: Path, flags: str, kind: str, backend: str) -> None:
         ("--load @peft --use-mcore-models", "--use-mcore-models: .* is an adapter in PEFT's format"),
         ("--load @hf --base-model x", "--base-model x is for a PEFT adapter"),
         ("--load @hf --ckpt-step 3", "--ckpt-step 3: .* has no steps"),
+        ("--load @run --ckpt-step 300", "--ckpt-step 300: .*/run has no checkpoint of this step; there are: 200, 400"),
+        ("--load @run/checkpoints --ckpt-step 300", "checkpoints has no checkpoint of this step; there are: 200, 400"),
+        (
+            "--load @run/checkpoints/global_step_200 --ckpt-step 300",
+            "--ckpt-step 300 contradicts --load .*global_step_200, the checkpoint of step 200; .*has: 200, 400",
+        ),
         ("--load @hf --hidden-size 64", "--hidden-size 64 contradicts .*config.json, which says hidden_size 48"),
         ("--load @hf --tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: .*--backend megatron"),
         ("--load @hf --lora-load x", "--lora-load is for --backend megatron"),
@@ -90,3 +103,16 @@ def test_flags_that_the_files_make_superfluous_are_named(place: Path) -> None:
 def test_one_checkpoint_of_several(place: Path) -> None:
     args, source = find(place, "--load @mcore/iter_0000020")
     assert (source.path, args.load, args.ckpt_step) == (place / "mcore", str(place / "mcore"), 20)
+
+
+def test_adapters_of_megatron_checkpoints_are_told_apart(place: Path) -> None:
+    """A half of an evaluation is not taken up with other adapters."""
+    for name, text in {"a/iter_0000010": "a10", "a/iter_0000020": "a20", "b/iter_0000020": "b20"}.items():
+        file = place / name / "mp_rank_00" / "model_optim_rng.pt"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        (file.parents[2] / "latest_checkpointed_iteration.txt").write_text("20")
+    cases = ("", "--lora-load @a", "--lora-load @b", "--lora-load @a --ckpt-step 10")
+    found = [weights_fingerprint(*find(place, f"--load @mcore {flags}")) for flags in cases]
+    assert None not in found and len(set(found)) == len(cases)
+    assert weights_fingerprint(*find(place, "--load @mcore --lora-load @a --ckpt-step 20")) == found[1]
