@@ -112,3 +112,18 @@ def test_models_without_such_angles() -> None:
     cache = check.backend.new_cache(3, POSITIONS)
     check.feed(cache, (0, 0, 0, 5), (1, 1, 0, POSITIONS))
     check.feed(cache, (0, 0, 5, 1), (2, 2, 0, 20))
+
+
+def test_an_interruption_leaves_no_wrong_angles(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat goes on after Ctrl-C, which came before the keys had the angles of the longer text."""
+    check = Check(model)
+    cache = check.backend.new_cache(2, 24)
+    check.feed(cache, (0, 0, 0, 6), (1, 1, 0, 5))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(check.backend, "_forward", interrupted)
+        check.feed(cache, (0, 0, 6, 4), (1, 1, 5, 1))
+    check.feed(cache, (0, 0, 6, 4), (1, 1, 5, 1))

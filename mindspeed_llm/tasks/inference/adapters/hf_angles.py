@@ -46,6 +46,7 @@ class AnglesCache:
         self._borders = borders
         self._texts: list[list[int]] = [[] for _ in range(keys.slots)]
         self._angles = [0] * keys.slots
+        """Which of its lengths' angles the keys of a slot have; -1 where that is not known."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """See `backend.Cache`."""
@@ -56,7 +57,8 @@ class AnglesCache:
 
     def parts(self, batch: Batch) -> Iterator[tuple[Batch, list[int]]]:
         """The batch in parts whose rows have the same angles, each with the places of its logits in `batch.wanted`; a
-        row whose cached keys have others begins at 0.
+        row whose cached keys have others begins at 0. A part is to be computed before the next one is asked for, and
+        all parts are to be asked for.
         """
         ends = [start + width for start, width in zip(batch.starts, batch.widths, strict=True)]
         angles_of = [sum(end > border for border in self._borders) for end in ends]
@@ -71,7 +73,8 @@ class AnglesCache:
                 text += tokens[row][: batch.widths[row]]
                 begins.append(start if self._angles[slot] == angles else 0)
                 new.append(torch.tensor(text[begins[-1] :]))
-                self._angles[slot] = angles
+                # Until the keys are computed: an interruption leaves some of the old ones.
+                self._angles[slot] = -1
             places = [place for place, (row, _) in enumerate(batch.wanted) if angles_of[row] == angles]
             number = {row: n for n, row in enumerate(rows)}
             wanted = [
@@ -89,3 +92,5 @@ class AnglesCache:
                 ),
                 places,
             )
+            for row in rows:
+                self._angles[batch.slots[row]] = angles
