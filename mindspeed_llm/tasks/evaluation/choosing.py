@@ -77,8 +77,8 @@ def _choose(benchmark: Benchmark, path: Path, args: Namespace) -> Chosen:
         benchmark = replace(benchmark, headline=benchmark.original_metric)
     if benchmark.executes_code and not args.allow_code_execution:
         raise UserError(
-            f"--task {benchmark.name} runs programs that the model has written, in a process that is held off from "
-            "files and network; add --allow-code-execution if you want that"
+            f"--task {benchmark.name} runs programs that the model has written, in a process without network that can "
+            "read files but change none; add --allow-code-execution if you want that"
         )
     num_fewshot = benchmark.num_fewshot if args.num_fewshot is None else args.num_fewshot
     if num_fewshot and not benchmark.has_examples:

@@ -15,6 +15,8 @@ _NUMBER = re.compile(
 # What follows the marks with which answers announce their result, the surest mark first.
 _ANNOUNCED = (re.compile(r"####(.*)"), re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"))
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_MOST_DIGITS = 1000
+"""A model that repeats itself writes longer ones, which Python refuses to read and to print."""
 _NEXT_QUESTION = re.compile(r"^\s*(?:Question|Q):", re.MULTILINE)
 
 
@@ -22,7 +24,7 @@ def _numbers(text: str) -> list[Fraction]:
     found = []
     for match in _NUMBER.finditer(text):
         whole, decimals = match["whole"], match["decimals"]
-        if whole is None and decimals is None:
+        if (whole is None and decimals is None) or len(match[0]) > _MOST_DIGITS:
             continue
         value = Fraction((whole or "0").replace(",", "") + (decimals or "")) / int(match["under"] or 1)
         found.append(-value if match["minus"] else value)

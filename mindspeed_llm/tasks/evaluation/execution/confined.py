@@ -1,8 +1,9 @@
 """The process in which a program written by a model runs. Needs the standard library only, and starts in no time.
 
-`main`, with FOLDER SECONDS BYTES as arguments of the process, reads from its input one line, the word that reports
+`main`, with SECONDS BYTES as arguments of the process, reads from its input one line, the word that reports
 success, and then the program; it writes one line of JSON to its output: `{"done": word}`, or `{"error": text}`. The
-program itself has no output, no input, and cannot see the word in its own variables.
+program itself has no output and no input. The word tells a program that ran to its end from one that left before; a
+program that wants to cheat can find it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
 _SECCOMP_MODE_FILTER = 2
 # asm-generic numbers, the same on x86_64 and aarch64
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
-_FILE_SIZE = 16 << 20
 _OPEN_FILES = 64
 
 # linux/landlock.h: what changes files, by the version of the interface that knows it
@@ -41,30 +41,28 @@ def _checked(result: int, what: str) -> int:
 
 
 def limit_resources(seconds: int, memory: int) -> None:
-    """Limits of processor time (seconds), memory (bytes), size and number of files."""
+    """Limits of processor time (seconds), memory (bytes), size and number of open files."""
     for which, value in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, _FILE_SIZE),
+        (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(which, (value, value))
 
 
-def limit_writing(folder: str) -> None:
-    """Files can be changed within the folder alone (Landlock). Raises NotAvailable."""
+def forbid_writing() -> None:
+    """No file can be made, changed or removed (Landlock). Raises NotAvailable."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = _checked(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1), "Landlock")
     bits = [bit for known, group in _WRITES_FROM_VERSION.items() if known <= version for bit in group]
     access = sum(1 << bit for bit in bits)
     handled = struct.pack("<Q", access)
     ruleset = _checked(libc.syscall(_LANDLOCK_CREATE_RULESET, handled, len(handled), 0), "Landlock")
-    for path, allowed in ((folder, access), (os.devnull, _WRITE_FILE)):
-        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("<Qi", allowed, parent)
-        _checked(libc.syscall(_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0), "Landlock")
-        os.close(parent)
+    parent = os.open(os.devnull, os.O_PATH | os.O_CLOEXEC)
+    _checked(libc.syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("<Qi", _WRITE_FILE, parent), 0), "Landlock")
+    os.close(parent)
     _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     _checked(libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0), "Landlock")
     os.close(ruleset)
@@ -96,7 +94,7 @@ def _describe(error: BaseException) -> str:
 
 def main() -> None:
     """See the module."""
-    folder, seconds, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     word = sys.stdin.readline().strip()
@@ -105,18 +103,13 @@ def main() -> None:
     answer = os.dup(1)
     for number in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    os.chdir(folder)
 
     def reply(text: dict[str, object]) -> None:
         os.write(answer, json.dumps(text).encode() + b"\n")
         os._exit(0)
 
-    missing = []
     try:
-        limit_writing(folder)
-    except NotAvailable as error:
-        missing.append(str(error))
-    try:
+        forbid_writing()
         limit_resources(seconds, memory)
         limit_system_calls()
     except NotAvailable as error:
@@ -125,5 +118,5 @@ def main() -> None:
     try:
         exec(compile(source, "program", "exec"), {"__name__": "__main__"})
     except BaseException as error:
-        reply({"error": _describe(error), "missing": missing})
-    reply({"done": word, "missing": missing})
+        reply({"error": _describe(error)})
+    reply({"done": word})

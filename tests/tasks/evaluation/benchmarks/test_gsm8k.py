@@ -57,6 +57,10 @@ def folder(tmp_path: Path) -> Path:
         (r"So \boxed{\frac{1}{2}} of the 20.", "1/2"),
         (r"So \boxed{-\frac{3}{4}}", "-3/4"),
         (r"\boxed{1{,}000}", "1000"),
+        # A model that repeats itself.
+        pytest.param("9" * 5000, INVALID, id="digits"),
+        pytest.param("It is 7. 0." + "3" * 5000, "7", id="decimals"),
+        pytest.param("It is 7. 5/" + "7" * 5000, "7", id="denominator"),
     ],
 )
 def test_the_number_of_an_answer(text: str, number: str) -> None:
