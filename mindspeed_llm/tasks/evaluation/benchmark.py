@@ -116,8 +116,9 @@ class Benchmark:
     """The same questions with prompts in other languages."""
     with_instruction: Callable[[str], Benchmark] | None = None
     """The benchmark with a text of the user's before each question (--instruction-template)."""
-    fit: Callable[[tuple[Subject, ...], Callable[[str], Sequence[int]], int], tuple[Subject, ...]] | None = None
-    """Makes documents that depend on the model, from (what `load` gave, text -> token ids, the model's positions)."""
+    fit: Callable[[tuple[Subject, ...], Callable[[str], Sequence[int]], int, int], tuple[Subject, ...]] | None = None
+    """Makes documents that depend on the model, from (what `load` gave, text -> token ids, the model's positions, the
+    most tokens that an answer has, 0 where none is written)."""
     continues_text: bool = False
     """Whether an answer goes on with the prompt's own text, which the reply of a conversation does not: it is asked in
     its alternative form there."""

@@ -95,7 +95,9 @@ def fitted(task: Task, encode: Callable[[str], Sequence[int]], max_length: int) 
     """
     if task.benchmark.fit is None:
         return task
-    return _with_items(replace(task, subjects=task.benchmark.fit(task.subjects, encode, max_length)))
+    answer = task.benchmark.answer
+    answer_tokens = answer.max_new_tokens if isinstance(answer, Write) else 0
+    return _with_items(replace(task, subjects=task.benchmark.fit(task.subjects, encode, max_length, answer_tokens)))
 
 
 def _with_limit(subject: Subject, max_new_tokens: int) -> Subject:

@@ -1,7 +1,8 @@
 """NeedleBench, one needle: a sentence is hidden in a long text and asked for (Li et al. 2024, arXiv:2407.11963).
 
 Which texts surround which needle is drawn as OpenCompass draws it. Lengths are counted in tokens of the model that is
-measured, so that its whole window is used. The words around the text are our own.
+measured, so that its whole window is used; they are those of prompts with answers of the usual length. The words around
+the text are our own.
 """
 
 from __future__ import annotations
@@ -93,22 +94,27 @@ def _needle(row: Row) -> Fields:
     }
 
 
-def lengths_for(max_length: int) -> tuple[int, ...]:
-    """The lengths of prompts and answers for a model with so many positions: quarters of the widest window that it has,
-    or of its own where even the smallest is wider.
+def lengths_for(max_length: int, answer_tokens: int = _ANSWER_TOKENS) -> tuple[int, ...]:
+    """The lengths of prompts and usual answers for a model with so many positions: quarters of the widest window that
+    it has, or of its own where even the smallest is wider. Where answers may be longer than usual, prompts are not
+    shorter for it, except those that would leave them no room.
     """
     fitting = [size * 1000 for size in _CLASSES if size * 1000 <= max_length]
     widest = fitting[-1] if fitting else max_length
-    return tuple(widest * part // _PARTS for part in range(1, _PARTS + 1))
+    longest = max_length - max(0, answer_tokens - _ANSWER_TOKENS)
+    return tuple(dict.fromkeys(min(widest * part // _PARTS, longest) for part in range(1, _PARTS + 1)))
 
 
-def fit(subjects: tuple[Subject, ...], encode: Callable[[str], Sequence[int]], max_length: int) -> tuple[Subject, ...]:
+def fit(
+    subjects: tuple[Subject, ...], encode: Callable[[str], Sequence[int]], max_length: int, answer_tokens: int
+) -> tuple[Subject, ...]:
     """One subject for each language and length, with a document for each depth and repetition.
 
     Args:
         subjects: what `load` gave.
         encode: the model's tokenizer.
         max_length: the model's positions.
+        answer_tokens: the most that an answer has.
 
     Raises:
         UserError: the window is too small to hide anything in.
@@ -117,7 +123,7 @@ def fit(subjects: tuple[Subject, ...], encode: Callable[[str], Sequence[int]], m
     return tuple(
         Subject(name=name, documents=tuple(_documents(name, subject, languages[subject.name], length, encode)))
         for subject in subjects
-        for length in lengths_for(max_length)
+        for length in lengths_for(max_length, answer_tokens)
         for name in [f"{subject.name} {length}"]
     )
 
@@ -135,7 +141,7 @@ def _documents(
         if room < 1:
             raise UserError(
                 f"{NAME}: {length} tokens hold no text beside the question of {needle.place}; the model's window is "
-                "too small for this benchmark"
+                "too small for this benchmark, or for answers as long as --max-new-tokens allows"
             )
         hay = _cut(texts, sizes, room, encode)
         for place, depth in enumerate(DEPTHS):

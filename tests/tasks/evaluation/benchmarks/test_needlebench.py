@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.benchmark import request
-from mindspeed_llm.tasks.evaluation.benchmarks.needlebench import BENCHMARK, DEPTHS, fit, hide, lengths_for, load
+from mindspeed_llm.tasks.evaluation.benchmarks.needlebench import BENCHMARK, DEPTHS, NAME, fit, hide, lengths_for, load
+from mindspeed_llm.tasks.evaluation.choosing import choose_all
+from mindspeed_llm.tasks.evaluation.main import load_tasks
+from mindspeed_llm.tasks.evaluation.tasks import fitted
 from tests.tasks.evaluation.models import assert_oracle_is_right, constant_result
 
 NEEDLES = [
@@ -55,7 +59,7 @@ def test_lengths(positions: int, lengths: tuple[int, ...]) -> None:
 
 
 def test_prompts_fill_their_length_and_hold_the_needle_where_it_belongs(folder: Path) -> None:
-    subjects = fit(load(folder), encode, 640)
+    subjects = fit(load(folder), encode, 640, 64)
     assert [subject.name for subject in subjects] == [
         f"{code} {n}" for code in ("en", "zh") for n in (160, 320, 480, 640)
     ]
@@ -79,8 +83,28 @@ def test_prompts_fill_their_length_and_hold_the_needle_where_it_belongs(folder: 
     assert drawn[::11] == expected
 
 
+def test_room_is_made_for_the_answers_that_are_asked_for(folder: Path) -> None:
+    args = evaluation_arguments(["--task", NAME, "--task-data-path", str(folder), "--max-new-tokens", "300"])
+    (loaded,) = load_tasks(args, choose_all(args))
+    made = fitted(loaded, encode, 640)
+    # 640 positions less 236 more than the usual 64: the two longest prompts would leave no room.
+    assert [subject.name for subject in made.subjects] == [
+        f"{code} {n}" for code in ("en", "zh") for n in (160, 320, 404)
+    ]
+    sizes = {subject.name: set() for subject in made.subjects}
+    for item in made.items:
+        assert item.question.max_new_tokens == 300
+        sizes[item.subject.name].add(len(encode(item.question.prompt)))
+    assert all(max(found) + 300 <= 640 for found in sizes.values())
+    assert min(sizes["en 404"]) + 300 >= 640 - 3
+    # Prompts that have room are no shorter for it.
+    assert {document.fields["text"] for document in made.subjects[0].documents} == {
+        document.fields["text"] for document in fit(load(folder), encode, 640, 64)[0].documents
+    }
+
+
 def test_a_short_text_is_taken_whole(folder: Path) -> None:
-    (_, _, _, english, *_) = fit(load(folder), encode, 4096)
+    (_, _, _, english, *_) = fit(load(folder), encode, 4096, 64)
     assert len(encode(str(english.documents[0].fields["text"]))) == 6 * 150 + len(NEEDLES[0]["needle"].split())
 
 
@@ -92,14 +116,14 @@ def test_a_needle_stands_between_words() -> None:
 
 
 def test_an_oracle_is_right_and_a_constant_is_wrong(folder: Path) -> None:
-    subjects = fit(load(folder), encode, 512)
+    subjects = fit(load(folder), encode, 512, 64)
     assert_oracle_is_right(BENCHMARK, subjects)
     assert constant_result(BENCHMARK, subjects).total["keyword"].accuracy == 0.0
 
 
 def test_mistakes(folder: Path) -> None:
     with pytest.raises(UserError, match=r"hold no text beside the question of .*needles.jsonl, line 2"):
-        fit(load(folder), encode, 100)
+        fit(load(folder), encode, 100, 64)
     file = folder / "needles.jsonl"
     file.write_text(json.dumps({**NEEDLES[0], "arg2": ""}) + "\n")
     with pytest.raises(UserError, match=r"needles.jsonl, line 1: field 'arg2' is '', expected a text"):
