@@ -30,6 +30,8 @@ class SampleResult:
     """All choices were equally likely: the model says nothing, the first choice won."""
     cut_tokens: int = 0
     """So many tokens of the prompt's beginning did not fit into the model."""
+    thought_has_no_end: bool = False
+    """The model was still thinking when its text ended: what was read is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,7 @@ def _judge_text(benchmark: Benchmark, write: Write, document: Document, prompt: 
             for reading in write.readings
         },
         cut_tokens=answer.cut_tokens,
+        thought_has_no_end=answer.thought_has_no_end,
     )
 
 
@@ -119,6 +122,7 @@ def judge(benchmark: Benchmark, subject: Subject, document: Document, prompt: st
 def _warnings(benchmark: Benchmark, samples: Sequence[SampleResult]) -> tuple[str, ...]:
     ties = sum(sample.is_tie for sample in samples)
     cut = sum(sample.cut_tokens > 0 for sample in samples)
+    endless = sum(sample.thought_has_no_end for sample in samples)
     found = []
     if ties:
         found.append(
@@ -128,9 +132,23 @@ def _warnings(benchmark: Benchmark, samples: Sequence[SampleResult]) -> tuple[st
     if cut:
         found.append(
             f"{benchmark.name}: {cut} of {len(samples)} prompts were longer than the model's context; their beginnings "
-            "were cut. Fewer examples (--num-fewshot) make them shorter."
+            f"were cut. {_advice_for_cut_prompts(benchmark)}"
+        )
+    if endless:
+        found.append(
+            f"{benchmark.name}: {endless} of {len(samples)} answers ended while the model was still thinking; they are "
+            "read as empty. Give it more room with --max-new-tokens, or let it answer at once with --enable-thinking "
+            "false."
         )
     return tuple(found)
+
+
+def _advice_for_cut_prompts(benchmark: Benchmark) -> str:
+    if benchmark.has_examples:
+        return "Fewer examples (--num-fewshot) make them shorter."
+    if isinstance(benchmark.answer, Write):
+        return "Shorter answers (--max-new-tokens) leave more room for them."
+    return "Those questions are too long for this model."
 
 
 def summarise(benchmark: Benchmark, samples: Sequence[SampleResult]) -> BenchmarkResult:

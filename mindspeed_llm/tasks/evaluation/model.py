@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
 
 _PROBE = "Question?"
-_THOUGHTS_END = "</think>"
+_THOUGHTS_BEGIN, _THOUGHTS_END = "<think>", "</think>"
+_TAIL = 16
+"""Tokens at the end of a prompt that are enough to see whether it opens a thought."""
 
 
 def check_room(positions: int, max_new_tokens: int) -> int:
@@ -36,8 +38,8 @@ class EvaluatedModel:
     In a conversation a prompt is one message of the user, examples included, and continuations begin the reply: without
     the blank that parts them from a plain prompt, and with tokens of their own.
 
-    Models that think first are read behind their thoughts. The benchmark's stop strings do not end their replies: they
-    would end the first line of a thought.
+    Models that think first are read behind their thoughts; behind a thought without an end there is nothing. The
+    benchmark's stop strings do not end their replies: they would end the first line of a thought.
     """
 
     def __init__(
@@ -149,21 +151,28 @@ class EvaluatedModel:
         return pairs
 
     def _write(self, asked: Sequence[tuple[int, Generate]], on_answer: Callable[[int, Answer], None]) -> None:
-        requests, cut = [], []
+        requests, cut, opened = [], [], []
         stop_words = self._template.stop_words if self._template is not None else ()
         for _, question in asked:
             room = check_room(self.max_length, question.max_new_tokens)
             ids = self._ids(question.prompt)
             cut.append(max(0, len(ids) - room))
+            opened.append(self.thinks and self._lm.tokenizer.decode(ids[-_TAIL:]).rstrip().endswith(_THOUGHTS_BEGIN))
             stop = stop_words if self.thinks else (*question.stop, *stop_words)
             requests.append(self._lm.request(ids[cut[-1] :], max_new_tokens=question.max_new_tokens, stop=stop))
 
         def on_done(number: int, completion: Completion) -> None:
             text = completion.text
-            begins_at = 0
+            begins_at, has_no_end = 0, False
             if self.thinks and _THOUGHTS_END in text:
                 reply = text.rpartition(_THOUGHTS_END)[2].lstrip()
                 begins_at = len(text) - len(reply)
-            on_answer(asked[number][0], Answer(raw=text, begins_at=begins_at, cut_tokens=cut[number]))
+            elif self.thinks and (opened[number] or text.lstrip().startswith(_THOUGHTS_BEGIN)):
+                # Not every text without the mark: models that know it may also answer without a thought.
+                begins_at, has_no_end = len(text), True
+            on_answer(
+                asked[number][0],
+                Answer(raw=text, begins_at=begins_at, thought_has_no_end=has_no_end, cut_tokens=cut[number]),
+            )
 
         self._lm.generate(requests, batch_size=self.batch_size, on_done=on_done)

@@ -33,6 +33,8 @@ class Answer:
     """The new text, or one number for each continuation."""
     begins_at: int = 0
     """Where the answer begins in a text: behind the thoughts of a model that thinks first."""
+    thought_has_no_end: bool = False
+    """The model was still thinking when its text ended: there is no answer, `begins_at` is the text's end."""
     cut_tokens: int = 0
     """So many tokens of the prompt's beginning did not fit into the model and were left out."""
 

@@ -139,6 +139,34 @@ def test_a_model_that_thinks_is_read_behind_its_thoughts(
     assert seen[0].stop_strings == ()
 
 
+@pytest.mark.parametrize(
+    ("template", "text", "read"),
+    [
+        ("", "<think>\nThe answer is A", ""),
+        ("", "\n<think>", ""),
+        # It has not thought at all.
+        ("", "The answer is A", "The answer is A"),
+        # The prompt opens the thought.
+        ("<think>\n", "The answer is A", ""),
+        ("<think>\n", "One.\n</think>\nTwo.", "Two."),
+        ("<think>\n\n</think>\n\n", "Two.", "Two."),
+    ],
+)
+def test_a_thought_without_an_end_is_no_answer(
+    conversation: EvaluatedModel, monkeypatch: pytest.MonkeyPatch, template: str, text: str, read: str
+) -> None:
+    ids = conversation.encode("Hi") + conversation._lm.encode(template)
+    monkeypatch.setattr(conversation, "_ids", lambda prompt: ids)
+
+    def generate(requests, *, batch_size, on_done) -> None:
+        on_done(0, Completion(token_ids=(1,), text=text, logprobs=(0.0,), finish_reason="length"))
+
+    monkeypatch.setattr(conversation._lm, "generate", generate)
+    (answer,) = _answers(conversation, [ASKED[1]])
+    assert answer.raw == text and text[answer.begins_at :] == read
+    assert answer.thought_has_no_end == (read == "")
+
+
 def test_the_form_of_prompts_is_what_the_flags_say(plain: EvaluatedModel, folder: Path) -> None:
     assert plain.shown("Hi") == "Hi"
     silenced = _model(folder, "--hf-chat-template", "--no-chat-template")

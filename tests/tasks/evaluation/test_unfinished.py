@@ -24,7 +24,8 @@ def _sample(index: int, **more: object) -> SampleResult:
     return SampleResult(**{"subject": "s", "index": index, "prompt": "", "gold": "yes", **fields, **more})
 
 
-SAMPLES = [_sample(0), _sample(1, raw="text\n第", choices=(), cut_tokens=3), _sample(2, is_tie=True), _sample(3)]
+SAMPLES = [_sample(0), _sample(1, raw="text\n第", choices=(), cut_tokens=3), _sample(2, is_tie=True)]
+SAMPLES.append(_sample(3, raw="<think>", choices=(), thought_has_no_end=True))
 
 
 def _store(folder: Path, **facts: object) -> Unfinished:
