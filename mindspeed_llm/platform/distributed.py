@@ -19,6 +19,7 @@ _BROKEN_COLLECTIVE = re.compile(
     r"Connection (closed|reset|refused|was likely closed)|Broken pipe|[Tt]imed? ?out|remote process|NCCL|HCCL|socket"
 )
 _POLL_S = 0.2
+_FIRST_POLL_S = 0.005
 _COLLECTIVE_BACKENDS = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
 
@@ -88,6 +89,24 @@ def wait_for_all() -> None:
         time.sleep(_POLL_S)
     # The store may live in a rank that ends next: until the others have looked, it must not.
     dist.all_reduce(torch.zeros(1))
+
+
+def tell(name: str) -> None:
+    """Let those go on that wait in `wait_until_told` for this name. A name can be told once only."""
+    dist.distributed_c10d._get_default_store().set(_told(name), "")
+
+
+def wait_until_told(name: str) -> None:
+    """Wait, however long it takes, until a rank has said `tell(name)`."""
+    store = dist.distributed_c10d._get_default_store()
+    pause = _FIRST_POLL_S
+    while not store.check([_told(name)]):
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S)
+
+
+def _told(name: str) -> str:
+    return f"mindspeed_llm/told/{name}"
 
 
 def is_broken_collective(error: Exception) -> bool:

@@ -67,7 +67,7 @@ def evaluate(
     mine = share(missing, model.replicas)[model.replica]
     count, total = 0, sum(block.stop - block.start for block in mine)
     own: list[tuple[str, SampleResult]] = []
-    for block in mine:
+    for number, block in enumerate(mine):
 
         def on_answer() -> None:
             nonlocal count
@@ -76,6 +76,8 @@ def evaluate(
                 on_sample(count, total)
 
         samples = _work_on(block, model, on_answer)
+        # Judging may take minutes, for which the other ranks of the copy would wait within a collective.
+        ranks.follow(f"copy {model.replica}, block {number}", leads=model.is_first_of_replica)
         own += [(block.task.name, sample) for sample in samples]
         if unfinished is not None and samples:
             unfinished.add(block.task.name, samples)

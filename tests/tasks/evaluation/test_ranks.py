@@ -43,6 +43,14 @@ def test_results_do_not_depend_on_the_number_of_ranks(tmp_path: Path, model: Pat
     assert not any((tmp_path / str(ranks) / "unfinished").exists() for ranks in (1, 2, 4))
 
 
+def test_ranks_are_waited_for_beyond_the_timeout_of_collectives(rank_pool: RankPool) -> None:
+    """Copies end at different times, and the rank that judges lets the others of its copy wait."""
+    found = rank_pool.run("tests.tasks.evaluation.rows:wait_for_the_last", ranks=2)
+    assert [everywhere for _, everywhere, _ in found] == [[0, 1], [0, 1]]
+    assert [on_first for on_first, _, _ in found] == [[0, 1], []]
+    assert found[1][2] >= found[0][2]
+
+
 def test_a_killed_evaluation_goes_on(
     tmp_path: Path, model: Path, repository: Path, capsys: pytest.CaptureFixture
 ) -> None:
