@@ -89,12 +89,10 @@ def read_jsonl(path: Path) -> Iterator[Row]:
             continue
         place = f"{path}, line {number}"
         try:
-            value = json.loads(line)
+            value = _parsed(line, place)
         except json.JSONDecodeError as error:
             raise UserError(f"{place}: no JSON at column {error.colno} ({error.msg}). {_ADVICE}") from None
-        if not isinstance(value, dict):
-            raise UserError(f"{place}: a {type(value).__name__}, expected an object with fields. {_ADVICE}")
-        yield Row(place, value)
+        yield _row(place, value)
 
 
 def read_json_list(path: Path, field: str) -> Iterator[Row]:
@@ -104,7 +102,7 @@ def read_json_list(path: Path, field: str) -> Iterator[Row]:
         UserError: the file is no JSON, has no such list, or an item of it is no object.
     """
     try:
-        content = json.loads(read_text(path))
+        content = _parsed(read_text(path), str(path))
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path}, line {error.lineno}: no JSON at column {error.colno} ({error.msg}). {_ADVICE}"
@@ -114,9 +112,42 @@ def read_json_list(path: Path, field: str) -> Iterator[Row]:
         raise UserError(f"{path}: field {field!r} is no list, expected a list of objects. {_ADVICE}")
     for number, item in enumerate(items):
         place = f"{path}, item {number} of {field!r}"
-        if not isinstance(item, dict):
-            raise UserError(f"{place}: a {type(item).__name__}, expected an object with fields. {_ADVICE}")
-        yield Row(place, item)
+        yield _row(place, item)
+
+
+def _parsed(text: str, place: str) -> object:
+    """The value of JSON. Raises UserError: Python cannot hold it; json.JSONDecodeError: it is no JSON."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise _too_deep(place) from None
+    except ValueError:
+        # Python reads no whole number beyond sys.get_int_max_str_digits().
+        raise UserError(f"{place}: a number has too many digits to be read. {_ADVICE}") from None
+
+
+def _too_deep(place: str) -> UserError:
+    return UserError(f"{place}: lists or objects are nested too deeply to be read. {_ADVICE}")
+
+
+def _row(place: str, value: object) -> Row:
+    """The row of a JSON value. Raises UserError: it is no object, or a text in it is no valid Unicode."""
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: a {type(value).__name__}, expected an object with fields. {_ADVICE}")
+    for field, content in value.items():
+        try:
+            json.dumps([field, content], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            code = ord(error.object[error.start])
+            raise UserError(
+                f"{place}: field {field!a} holds \\u{code:04x}, one half of a surrogate pair, expected valid text. "
+                f"{_ADVICE}"
+            ) from None
+        except RecursionError:
+            raise _too_deep(place) from None
+    return Row(place, value)
 
 
 def read_csv(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:

@@ -92,6 +92,29 @@ def test_a_malformed_row_is_named(file: Path, change: dict, said: str) -> None:
     assert f"dev.jsonl, line 9: {said}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"passage": "\\ud800"}', "field 'passage' holds \\ud800, one half of a surrogate pair"),
+        ('{"more": [{"\\uDC00": 1}]}', "field 'more' holds \\udc00, one half of a surrogate pair"),
+        ('{"\\ud800": 1}', "field '\\ud800' holds \\ud800, one half of a surrogate pair"),
+        (f'{{"more": {"7" * 5000}}}', "a number has too many digits"),
+        (f'{{"more": {"[" * 100_000}{"]" * 100_000}}}', "lists or objects are nested too deeply"),
+        ('{"more": ]}', "no JSON at column 10"),
+    ],
+)
+def test_json_that_python_cannot_hold_is_named(file: Path, line: str, said: str) -> None:
+    # Both halves are a character.
+    whole = json.dumps({**_item(9), "passage": "\N{GRINNING FACE}"})
+    assert "\\ud83d\\ude00" in whole
+    with file.open("a") as stream:
+        stream.write(f"{whole}\n{line}\n")
+    with pytest.raises(UserError) as caught:
+        load(file)
+    assert f"dev.jsonl, line 10: {said}" in str(caught.value)
+    str(caught.value).encode()
+
+
 def test_several_files_that_fit_are_named(file: Path) -> None:
     file.rename(file.with_name("a_dev.jsonl"))
     file.with_name("b_dev.jsonl").write_text("")
