@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.main import load_model
 from mindspeed_llm.tasks.evaluation.model import EvaluatedModel
 from mindspeed_llm.tasks.evaluation.requests import Answer, Generate, LogLikelihood, Question
+from mindspeed_llm.tasks.inference.computation import computation
 from mindspeed_llm.tasks.inference.generation import Completion
+from mindspeed_llm.tasks.inference.source import ModelSource
 from tests.tasks.evaluation.rows import POSITIONS, write_model
 
 BAR = 1e-4
@@ -183,3 +188,40 @@ def test_the_form_of_prompts_is_what_the_flags_say(plain: EvaluatedModel, folder
 def test_an_answer_that_leaves_no_room_is_named(plain: EvaluatedModel) -> None:
     with pytest.raises(UserError, match="640 positions, which leave no room for a prompt before an answer of 640"):
         _answers(plain, [Generate(prompt="a", stop=(), max_new_tokens=640)])
+
+
+def test_what_computes_otherwise_is_another_model(plain: EvaluatedModel, folder: Path, tmp_path: Path) -> None:
+    """Though weights are the same. A folder elsewhere is none."""
+
+    def with_fields(name: str, file: str, fields: dict) -> EvaluatedModel:
+        other = Path(shutil.copytree(folder, tmp_path / name))
+        content = json.loads((other / file).read_text())
+        (other / file).write_text(json.dumps(content | fields))
+        return _model(other)
+
+    assert with_fields("moved", "config.json", {}).decisive == plain.decisive
+    assert plain.decisive["dtype"] == "float32"
+    others = {
+        "structure": with_fields("eps", "config.json", {"rms_norm_eps": 0.5}),
+        "tokenizer": with_fields("words", "tokenizer.json", {"normalizer": {"type": "Lowercase"}}),
+        "dtype": _model(folder, "--dtype", "bf16"),
+    }
+    for name, other in others.items():
+        assert other.fingerprint == plain.fingerprint
+        assert other.decisive[name] != plain.decisive[name]
+
+
+def test_arguments_that_leave_the_weights_as_they_are() -> None:
+    """Of the Megatron backend flags decide what is computed; those that spread it over ranks do not."""
+    lm = SimpleNamespace(
+        backend=SimpleNamespace(dtype=torch.float32), tokenizer=SimpleNamespace(identity=lambda: "x"), stop_ids=[0]
+    )
+    source = ModelSource(path=Path("x"), kind="mcore", backend="megatron", description="")
+    base = ["--load", "x", "--lora-target-modules", "linear_qkv"]
+
+    def of(*flags: str) -> dict:
+        return computation(evaluation_arguments([*base, *flags]), source, lm)
+
+    others = ("--rotary-base 500", "--rope-scaling-type yarn", "--lora-alpha 7", "--norm-epsilon 0.1")
+    assert len({of(*flags.split())["structure"] for flags in ("", *others)}) == 1 + len(others)
+    assert of("--tensor-model-parallel-size", "2", "--padded-vocab-size", "64") == of()
