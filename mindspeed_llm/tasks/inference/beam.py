@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NEVER = -1.0e9
 """Added to the score of what must not be chosen. Not infinity, as in transformers: these still have an order."""
+_MOST_DRAWN_FROM = 1 << 24
+"""torch.multinomial draws from no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ def beam_search(
             the best are taken.
 
     Raises:
-        UserError: there is no beam, or there are more than the model has tokens.
+        UserError: there is no beam, or there are more than the model has tokens, or than can be drawn from.
     """
     if beams < 1:
         raise UserError(f"--num-beams is {beams}; expected at least 1")
@@ -89,6 +91,12 @@ class _Search:
             raise UserError(
                 f"--num-beams is {beams}: a search looks at {self._num_candidates} next tokens, the model has "
                 f"{lm.backend.vocab_size}. Take fewer beams."
+            )
+        if request.sampling.do_sample and beams * lm.backend.vocab_size > _MOST_DRAWN_FROM:
+            raise UserError(
+                f"--num-beams is {beams}: tokens are drawn from those of all beams together, {beams} x "
+                f"{lm.backend.vocab_size} of this model, and at most {_MOST_DRAWN_FROM} can be drawn from. Take "
+                f"{_MOST_DRAWN_FROM // lm.backend.vocab_size} beams or fewer, or search without drawing."
             )
         self._most_tokens = min(request.max_new_tokens, lm.max_length - len(request.prompt))
         self._generator = torch.Generator().manual_seed(request.sampling.seed)

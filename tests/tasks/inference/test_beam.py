@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +170,10 @@ def test_one_beam_is_greedy_and_none_is_refused(lm, model) -> None:
         _ours(lm, PROMPTS[1], 0, [])
     with pytest.raises(UserError, match="a search looks at 400 next tokens, the model has 258"):
         _ours(lm, PROMPTS[1], 200, [])
+    wide = SimpleNamespace(max_length=64, backend=SimpleNamespace(vocab_size=2**22))
+    request = Request(prompt=(5,), max_new_tokens=2)
+    with pytest.raises(UserError, match=r"--num-beams is 5: .* 5 x 4194304 of this model, .* Take 4 beams or fewer"):
+        beam_search(wide, request, 5, sample=True)
 
 
 def test_answers_end_where_the_model_has_no_more_positions(lm) -> None:
