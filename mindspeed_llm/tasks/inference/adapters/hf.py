@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.observability.log import get_logger
@@ -34,6 +34,9 @@ _UNBOUNDED = 1 << 20
 _FOR_MANY, _FOR_FEW = "grouped_mm", "batched_mm"
 """Ways of transformers to compute a mixture's experts: for many tokens, and for a few on an accelerator, where it is
 the faster one."""
+_NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NAMES_OF_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k", "moe_top_k")
+"""What configurations call the number of experts, and of those that a token goes to."""
 
 
 class HFBackend:
@@ -66,6 +69,7 @@ class HFBackend:
             and _FOR_MANY in model.get_experts_implementation().values()
         )
         self._experts = _FOR_MANY
+        self._few = _few_rows(config)
         self._layers = self._find_layers()
 
     def new_cache(self, slots: int, length: int) -> Cache:
@@ -101,7 +105,7 @@ class HFBackend:
             plan = Plan(batch, self.device)
             cache.begin(plan)
             if self._switches_experts:
-                self._choose_experts(_FOR_FEW if plan.width == 1 else _FOR_MANY)
+                self._choose_experts(_FOR_FEW if plan.width == 1 and len(batch.slots) <= self._few else _FOR_MANY)
             logits = self._logits(
                 batch.tokens[:, : plan.width],
                 None,
@@ -164,6 +168,17 @@ class HFBackend:
         }
         # Not every model whose layers are all alike takes a mask for each kind of them.
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _few_rows(config: PretrainedConfig) -> int:
+    """The most tokens at once that are few for a mixture: the way for a few copies the weights of an expert for each
+    token that goes there, and copies no more than all experts together.
+    """
+    experts, per_token = (
+        next((value for name in names if isinstance(value := getattr(config, name, None), int) and value > 0), None)
+        for names in (_NAMES_OF_EXPERTS, _NAMES_OF_CHOSEN)
+    )
+    return 1 if experts is None or per_token is None else max(1, experts // per_token)
 
 
 class _TokenCache:
