@@ -102,13 +102,26 @@ def world_size_of(args: Namespace) -> int:
 
 def _checkpoints(args: Namespace, found: Source) -> ModelSource:
     """The folder of several checkpoints, where --load names one of them."""
+    from mindspeed_llm.training.checkpointing.layout import TRACKER, check_release, read_tracker
+
     folder, step = found.folder, _ITERATION.fullmatch(found.folder.name)
-    if step is None and any(folder.glob("mp_rank_*")):
+    if check_release(folder, "--load"):
+        folder = folder.parent
+    elif step is None and any(folder.glob("mp_rank_*")):
         raise UserError(
             f"--load {folder} holds rank files; expected the folder that has iter_... or release folders, and "
             "latest_checkpointed_iteration.txt"
         )
-    if step is not None:
+    if step is not None and args.lora_load is not None:
+        # A step is that of the adapters.
+        latest = read_tracker(folder.parent).iteration
+        if latest != int(step[1]):
+            raise UserError(
+                f"--load {folder}: with --lora-load the model is the checkpoint that {TRACKER} beside it names "
+                f"({latest}); name the folder of the checkpoints with --load, or write {int(step[1])} into that file"
+            )
+        folder = folder.parent
+    elif step is not None:
         if args.ckpt_step not in (None, int(step[1])):
             raise UserError(f"--ckpt-step {args.ckpt_step} contradicts --load {folder}; leave one of them out")
         folder, args.ckpt_step = folder.parent, int(step[1])

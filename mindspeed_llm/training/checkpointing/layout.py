@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import TEMPORARY_SUFFIX
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -83,3 +84,20 @@ def format_of(folder: Path) -> str | None:
     if (folder / SHARDED_CONFIG).is_file() or (folder / COMMON_FILE).is_file():
         return TORCH_DIST
     return TORCH if any(folder.glob(f"mp_rank_*/{RANK_FILE}")) else None
+
+
+def check_release(folder: Path, flag: str) -> bool:
+    """Whether a path names a release, which is then what is loaded from its parent.
+
+    Raises:
+        UserError: the tracker names another checkpoint.
+    """
+    if folder.name != RELEASE or format_of(folder) is None:
+        return False
+    if not (tracker := read_tracker(folder.parent)).is_release:
+        says = "is missing" if tracker.iteration is None else f"says {tracker.iteration}"
+        raise UserError(
+            f"{flag} {folder}: a release is loaded where {folder.parent / TRACKER} says {RELEASE}, but it "
+            f"{tracker.problem or says}; write {RELEASE} into that file, or name another checkpoint"
+        )
+    return True

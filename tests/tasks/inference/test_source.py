@@ -25,7 +25,9 @@ def place(tmp_path: Path) -> Path:
         "hf/config.json": json.dumps(CONFIG),
         "peft/adapter_config.json": "{}",
         "mcore/latest_checkpointed_iteration.txt": "20",
+        "mcore/iter_0000010/mp_rank_00/model_optim_rng.pt": "",
         "mcore/iter_0000020/mp_rank_00/model_optim_rng.pt": "",
+        "mcore/release/mp_rank_00/model_optim_rng.pt": "the release",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +78,8 @@ def test_the_backend(place: Path, flags: str, kind: str, backend: str) -> None:
             "--load @run/checkpoints/global_step_200 --ckpt-step 300",
             "--ckpt-step 300 contradicts --load .*global_step_200, the checkpoint of step 200; .*has: 200, 400",
         ),
+        ("--load @mcore/release", "/release: .*/latest_checkpointed_iteration.txt says release, but it says 20"),
+        ("--load @mcore/iter_0000010 --lora-load x", "with --lora-load the model is the checkpoint that .* names"),
         ("--load @hf --hidden-size 64", "--hidden-size 64 contradicts .*config.json, which says hidden_size 48"),
         ("--load @hf --tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: .*--backend megatron"),
         ("--load @hf --lora-load x", "--lora-load is for --backend megatron"),
@@ -103,6 +107,16 @@ def test_flags_that_the_files_make_superfluous_are_named(place: Path) -> None:
 def test_one_checkpoint_of_several(place: Path) -> None:
     args, source = find(place, "--load @mcore/iter_0000020")
     assert (source.path, args.load, args.ckpt_step) == (place / "mcore", str(place / "mcore"), 20)
+    args, source = find(place, "--load @mcore/iter_0000020 --lora-load x")
+    assert (source.path, args.ckpt_step) == (place / "mcore", None)
+
+
+def test_a_release_is_what_is_loaded(place: Path) -> None:
+    other = weights_fingerprint(*find(place, "--load @mcore"))
+    (place / "mcore" / "latest_checkpointed_iteration.txt").write_text("release")
+    args, source = find(place, "--load @mcore/release")
+    assert (source.path, args.load, args.ckpt_step) == (place / "mcore", str(place / "mcore"), None)
+    assert weights_fingerprint(args, source) == weights_fingerprint(*find(place, "--load @mcore")) != other
 
 
 def test_adapters_of_megatron_checkpoints_are_told_apart(place: Path) -> None:

@@ -87,17 +87,19 @@ def name_checkpoint(args: Namespace) -> None:
     for `lora_load`, of which `ckpt_step` is the step where both are given.
 
     Raises:
-        UserError: it has another name, or --ckpt-step another number.
+        UserError: it has another name, or --ckpt-step another number; or it is a release, and another checkpoint of its
+            folder would be loaded.
     """
-    from mindspeed_llm.training.checkpointing.layout import RELEASE, format_of, iterations_in
+    from mindspeed_llm.training.checkpointing.layout import check_release, format_of, iterations_in
 
     for flag, name in (("--load", "load"), ("--lora-load", "lora_load")):
         if getattr(args, name) is None:
             continue
         folder = Path(getattr(args, name))
-        if format_of(folder) is None or folder.name == RELEASE:
-            if folder.name == RELEASE:
-                setattr(args, name, str(folder.parent))
+        if check_release(folder, flag):
+            setattr(args, name, str(folder.parent))
+            continue
+        if format_of(folder) is None:
             continue
         step = next((n for n in iterations_in(folder.parent) if folder.name == f"iter_{n:07d}"), None)
         if step is None:
