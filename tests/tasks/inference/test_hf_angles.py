@@ -125,5 +125,5 @@ def test_an_interruption_leaves_no_wrong_angles(model: PreTrainedModel, monkeypa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(check.backend, "_forward", interrupted)
-        check.feed(cache, (0, 0, 6, 4), (1, 1, 5, 1))
+        check.feed(cache, (0, 0, 6, 4))
     check.feed(cache, (0, 0, 6, 4), (1, 1, 5, 1))
