@@ -89,6 +89,8 @@ def _row(task: str, sample: SampleResult) -> dict[str, Any]:
         about["is_tie"] = True
     if sample.cut_tokens:
         about["cut_tokens"] = sample.cut_tokens
+    if sample.thought_has_no_end:
+        about["thought_has_no_end"] = True
     return about
 
 
