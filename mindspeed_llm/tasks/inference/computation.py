@@ -1,4 +1,4 @@
-"""What decides a model's answers besides the bytes of its weights: the same on any number of ranks, wherever files lie."""
+"""What decides a model's answers besides the bytes of its weights: the same on any number of ranks, in any folder."""
 
 from __future__ import annotations
 
