@@ -91,9 +91,7 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
     """
     config = transformer_config(args)
     if hf_weights is not None:
-        # Every parameter is filled by the files, or the model is refused: no numbers need to be drawn for them before.
-        # Not by `perform_initialization`, without which megatron-core does not mark the parameters that are shards.
-        config.init_method = config.output_layer_init_method = config.embedding_init_method = _leave
+        draw_nothing(config)
     modules = build_chunks(args, config)
     if hf_weights is not None:
         load_hf_weights(modules, hf_weights, args)
@@ -126,8 +124,15 @@ def build_training_model(args: Namespace, *, hf_weights: Path | None = None) -> 
     return TrainingModel(config=config, chunks=chunks, optimizer=optimizer, scheduler=_scheduler(args, optimizer))
 
 
+def draw_nothing(config: LlmConfig) -> None:
+    """Let a model be built without initial weights, where every parameter is filled from files or the model is refused.
+
+    Not by `perform_initialization`, without which megatron-core does not mark the parameters that are shards.
+    """
+    config.init_method = config.output_layer_init_method = config.embedding_init_method = _leave
+
+
 def _leave(weight: torch.Tensor) -> torch.Tensor:
-    """An initialization that draws nothing."""
     return weight
 
 

@@ -234,13 +234,14 @@ def _run(
     compare: dict[str, Any] | None,
 ) -> None:
     from mindspeed_llm.observability.versions import versions
-    from mindspeed_llm.tasks.evaluation.interruption import how_far, tells_when_ended
+    from mindspeed_llm.tasks.evaluation.interruption import how_far
     from mindspeed_llm.tasks.evaluation.progress import Progress
     from mindspeed_llm.tasks.evaluation.report import write_report
     from mindspeed_llm.tasks.evaluation.results import REPORT, publish, results_of, sample_rows
     from mindspeed_llm.tasks.evaluation.run import evaluate
     from mindspeed_llm.tasks.evaluation.table import summary_line, table
     from mindspeed_llm.tasks.evaluation.unfinished import Unfinished
+    from mindspeed_llm.termination import tells_when_ended
 
     unfinished = None
     if model.fingerprint is None:

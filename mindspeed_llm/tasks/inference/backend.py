@@ -46,10 +46,6 @@ class Batch:
     wanted: Sequence[tuple[int, int]]
     """(row, column of tokens) of the tokens after which logits are wanted, at least one."""
 
-    def last_only(self) -> bool:
-        """Whether exactly the logits after each row's last token are wanted, in the order of the rows."""
-        return list(self.wanted) == [(row, width - 1) for row, width in enumerate(self.widths)]
-
 
 class Backend(Protocol):
     """A causal language model on this rank, or this rank's part of one."""

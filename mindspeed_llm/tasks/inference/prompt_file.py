@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import tempfile
-import threading
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from mindspeed_llm.errors import UserError
@@ -24,6 +20,7 @@ from mindspeed_llm.tasks.inference.prompt_format import PromptFormat, prompt_for
 from mindspeed_llm.tasks.inference.prompt_rows import Row
 from mindspeed_llm.tasks.inference.settings import answer_limit, request_of, tell_of_positions
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
+from mindspeed_llm.termination import tells_when_ended
 
 
 def check_lengths(args: Namespace, rows: Sequence[Row], tokenizer: Tokenizer, positions: int) -> None:
@@ -96,39 +93,19 @@ def _write(output: Path, text: str) -> None:
         )
 
 
-@contextmanager
-def _telling_of_an_early_end(progress: Progress, output: str) -> Iterator[None]:
+def _telling_of_an_early_end(progress: Progress, output: str) -> AbstractContextManager[None]:
     """Ctrl-C and SIGTERM end the run as ever, but rank 0 says what that means for the answers."""
     from mindspeed_llm.platform import distributed
 
     ranks = distributed.world_size()
 
-    def tell() -> None:
-        if distributed.is_rank_zero():
-            whose = "answers" if ranks == 1 else f"answers of rank 0 (of {ranks})"
-            line = f"\nended early: {progress.done} of {progress.total} {whose} were ready; {output} was not written\n"
-            # Not print: a signal may have come in the middle of one.
-            os.write(2, line.encode())
+    def tell() -> str:
+        if not distributed.is_rank_zero():
+            return ""
+        whose = "answers" if ranks == 1 else f"answers of rank 0 (of {ranks})"
+        return f"ended early: {progress.done} of {progress.total} {whose} were ready; {output} was not written"
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        tell()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    # Only the main thread may ask for signals. Who has a handler of their own knows what to do.
-    takes_over = (
-        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    )
-    if takes_over:
-        signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    except KeyboardInterrupt:
-        tell()
-        raise
-    finally:
-        if takes_over:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return tells_when_ended(tell)
 
 
 def _prompt(row: Row, template: PromptFormat | None) -> str | list[int]:

@@ -235,17 +235,7 @@ def _described() -> list[Flag]:
     """The flags that describe a model of the Megatron backend and its spread over ranks."""
     from mindspeed_llm.training.arguments import tables
 
-    groups = (
-        tables.SIZES,
-        tables.ATTENTION,
-        tables.POSITIONS,
-        tables.LAYERS,
-        tables.EXPERTS,
-        tables.ROUTER,
-        tables.DISPATCH,
-        tables.PARALLEL,
-    )
-    return [flag for group in groups for flag in group.flags]
+    return [flag for group in tables.OF_MODEL for flag in group.flags]
 
 
 def _check_megatron(args: Namespace) -> None:

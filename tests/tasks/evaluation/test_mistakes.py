@@ -102,7 +102,8 @@ def test_a_flag_that_is_given_again_is_told(flags: str, told: list[str]) -> None
 
 _ENDED = """
 import os, signal, sys
-from mindspeed_llm.tasks.evaluation.interruption import how_far, tells_when_ended
+from mindspeed_llm.tasks.evaluation.interruption import how_far
+from mindspeed_llm.termination import tells_when_ended
 with tells_when_ended(lambda: how_far(3, 9)):
     os.kill(os.getpid(), int(sys.argv[1]))
     signal.pause()
@@ -119,7 +120,7 @@ def test_what_is_finished_is_told_when_it_is_ended(number: signal.Signals) -> No
     assert "are not kept" in how_far(None, 9) and "begins anew" in how_far(0, 9)
 
 
-def test_what_is_on_the_disk_is_counted(asked: dict, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_what_is_on_the_disk_is_counted(asked: dict, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     class Stopped(Constant):
         asked_before = 0
 
@@ -132,7 +133,7 @@ def test_what_is_on_the_disk_is_counted(asked: dict, tmp_path: Path, capsys: pyt
     model = Stopped(" A")
     with pytest.raises(KeyboardInterrupt):
         main([*asked["mmlu"], "--output-dir", str(tmp_path)], lambda args: model)
-    assert f"{model.asked_before} of 16 samples are finished and stored" in capsys.readouterr().err
+    assert f"{model.asked_before} of 16 samples are finished and stored" in capfd.readouterr().err
 
 
 def test_the_share_of_one_copy_is_called_so() -> None:

@@ -244,7 +244,7 @@ def test_a_run_that_is_ended_says_what_is_lost(
     with ends, _telling_of_an_early_end(progress, "out.jsonl"):
         progress.add(7, 2)
         signal.raise_signal(number)
-    assert capfd.readouterr().err == "\nended early: 2 of 5 answers were ready; out.jsonl was not written\n"
+    assert capfd.readouterr().err == "ended early: 2 of 5 answers were ready; out.jsonl was not written\n"
     assert killed == ([(signal.SIGTERM, signal.SIG_DFL)] if number == signal.SIGTERM else [])
     with _telling_of_an_early_end(progress, "out.jsonl"):
         pass

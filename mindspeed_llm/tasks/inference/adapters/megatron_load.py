@@ -62,21 +62,14 @@ def _filled_model(args: Namespace) -> LlmGptModel:
     from mindspeed_llm.core.lora.settings import lora_settings
     from mindspeed_llm.tasks.inference.adapters.megatron_weights import fill
     from mindspeed_llm.tasks.models.config import transformer_config
-    from mindspeed_llm.training.setup import build_chunks
+    from mindspeed_llm.training.setup import build_chunks, draw_nothing
 
     config = transformer_config(args)
-    # Every parameter is filled from files, or the model is refused. (Not by `perform_initialization`, without which
-    # megatron-core does not mark the parameters that are shards.)
-    config.init_method = config.output_layer_init_method = config.embedding_init_method = _leave
+    draw_nothing(config)
     [model] = build_chunks(args, config)
     _check_attention(model)
     fill(model, args, lora_settings(args))
     return Float16Module(config, model).module if args.bf16 or args.fp16 else model
-
-
-def _leave(weight: torch.Tensor) -> torch.Tensor:
-    """An initialization that draws nothing."""
-    return weight
 
 
 def _check_attention(model: nn.Module) -> None:

@@ -101,17 +101,7 @@ def surface_of(command: Command) -> Surface:
     own = {flag.name for group in command.own for flag in group.flags}
     silent = {**command.no_effect, **command.no_effect_values}
     taken = own | set(silent) | set(command.refused)
-    described = (
-        tables.SIZES,
-        tables.ATTENTION,
-        tables.POSITIONS,
-        tables.LAYERS,
-        tables.EXPERTS,
-        tables.ROUTER,
-        tables.DISPATCH,
-        tables.PARALLEL,
-        tables.TOKENIZER,
-    )
+    described = (*tables.OF_MODEL, tables.TOKENIZER)
     others = tuple(group for group in tables.TRAINING if group not in described)
     listed = {flag.name for group in described for flag in group.flags} | set(_ALSO_HERE)
     of_features = {feature.name: _flags_of(feature) for feature in FEATURES}

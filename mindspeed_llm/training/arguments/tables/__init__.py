@@ -12,15 +12,11 @@ from mindspeed_llm.training.arguments.tables.parallel import DATA_PARALLEL, PARA
 from mindspeed_llm.training.arguments.tables.preference import PREFERENCE
 from mindspeed_llm.training.arguments.tables.recompute import RECOMPUTE
 
+OF_MODEL: tuple[Group, ...] = (SIZES, ATTENTION, POSITIONS, LAYERS, EXPERTS, ROUTER, DISPATCH, PARALLEL)
+"""What describes a model and its spread over ranks, for every command."""
+
 TRAINING: tuple[Group, ...] = (
-    SIZES,
-    ATTENTION,
-    POSITIONS,
-    LAYERS,
-    EXPERTS,
-    ROUTER,
-    DISPATCH,
-    PARALLEL,
+    *OF_MODEL,
     DATA_PARALLEL,
     BATCH,
     OPTIMIZER,
