@@ -14,7 +14,7 @@ from mindspeed_llm.training.garbage import GarbageCollection
 
 @pytest.fixture
 def collections() -> Iterator[list[int]]:
-    """The generations that were collected."""
+    """The generations that were collected; those of Python's own too, as long as it collects."""
     seen: list[int] = []
 
     def note(phase: str, info: dict[str, Any]) -> None:
@@ -41,22 +41,24 @@ def steps(garbage: GarbageCollection, collections: list[int]) -> list[int]:
 def test_at_fixed_steps_only(collections: list[int]) -> None:
     args = Namespace(manual_gc=True, manual_gc_interval=4, manual_gc_eval=True)
     with GarbageCollection(args) as garbage:
-        assert not gc.isenabled() and collections == [2]
+        assert not gc.isenabled() and collections[-1] == 2
+        collections.clear()
         assert steps(garbage, collections) == [4, 8]
-        assert collections == [2, 2, 2]
+        assert collections == [2, 2]
         with garbage.evaluation():
-            assert collections == [2, 2, 2, 2]
-        assert collections == [2, 2, 2, 2, 0]
+            assert collections == [2, 2, 2]
+        assert collections == [2, 2, 2, 0]
     assert gc.isenabled()
 
 
 def test_neither_steps_nor_evaluations(collections: list[int]) -> None:
     args = Namespace(manual_gc=True, manual_gc_interval=0, manual_gc_eval=False)
     with GarbageCollection(args) as garbage:
+        collections.clear()
         assert steps(garbage, collections) == []
         with garbage.evaluation():
             pass
-        assert collections == [2]
+        assert collections == []
 
 
 def test_without_the_flag_python_collects() -> None:
