@@ -138,18 +138,30 @@ def _let_models_go() -> None:
     rotary = sys.modules["megatron.core.models.common.embeddings.rotary_pos_embedding"]
     rotary.RotaryEmbedding.forward.cache_clear()  # which remembers modules, too
     gc.collect()
-    if len(os.listdir("/proc/self/task")) < _MANY_THREADS:
+    if not _many_threads():
         return
-    gc.unfreeze()
-    # Circles through torch's graph, which Python does not see: a chunk refers to tensors with a graph (views of an
-    # optimizer, probabilities of a router), they to nodes, those to hooks, and a hook to its chunk.
-    for thing in gc.get_objects():
+    _cut_hooks()
+    if not _many_threads():
+        return
+    gc.unfreeze()  # half a second for each rank: what an earlier row has left among the objects of imports
+    _cut_hooks()
+    gc.freeze()
+
+
+def _many_threads() -> bool:
+    return len(os.listdir("/proc/self/task")) >= _MANY_THREADS
+
+
+def _cut_hooks() -> None:
+    """Circles through torch's graph, which Python does not see: a chunk refers to tensors with a graph (views of an
+    optimizer, probabilities of a router), they to nodes, those to hooks, and a hook to its chunk.
+    """
+    for thing in gc.get_objects():  # those that are frozen are not among them
         if isinstance(thing, FunctionType) and thing.__qualname__ == _HOOK:
             for cell in thing.__closure__ or ():
                 with contextlib.suppress(ValueError):  # empty already
                     del cell.cell_contents
     gc.collect()
-    gc.freeze()
 
 
 def _worker(rank: int, connection: multiprocessing.connection.Connection, stack_file: str) -> None:
