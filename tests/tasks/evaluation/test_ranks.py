@@ -43,6 +43,37 @@ def test_results_do_not_depend_on_the_number_of_ranks(tmp_path: Path, model: Pat
     assert not any((tmp_path / str(ranks) / "unfinished").exists() for ranks in (1, 2, 4))
 
 
+# What a copy is cut into, and ranks for one copy or for two.
+CUTS: dict[str, tuple[list[str], tuple[int, ...]]] = {
+    "TP2": (["--tensor-model-parallel-size", "2"], (2, 4)),
+    "PP2": (["--pipeline-model-parallel-size", "2"], (2,)),
+}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("cut", CUTS)
+def test_megatron_scores_as_transformers_does(tmp_path: Path, model: Path, rank_pool: RankPool, cut: str) -> None:
+    paths = write_all(tmp_path / "data")
+    argv = ["--task", *TASKS, "--task-data-path", *(str(paths[task]) for task in TASKS), "--load", str(model)]
+    argv += ["--num-fewshot", "0", "--max-new-tokens", "8", "--evaluation-batch-size", "4", "--output-dir"]
+    flags, numbers = CUTS[cut]
+    evaluate([*argv, str(tmp_path / "hf")])
+    _, wanted = files(tmp_path / "hf")
+    found = []
+    for ranks in numbers:
+        folder = tmp_path / f"megatron_{ranks}"
+        rank_pool.run(ROW, ranks=ranks, argv=[*argv, str(folder), "--backend", "megatron", *flags])
+        found.append(files(folder))
+    assert all(other == found[0] for other in found)
+    rows = found[0][1]
+    assert [{**row, "raw": None} for row in rows] == [{**row, "raw": None} for row in wanted]
+    for mine, other in zip(rows, wanted, strict=True):
+        if isinstance(other["raw"], str):
+            assert mine["raw"] == other["raw"]
+        else:
+            assert mine["raw"] == pytest.approx(other["raw"], rel=0, abs=1e-4)
+
+
 def test_ranks_are_waited_for_beyond_the_timeout_of_collectives(rank_pool: RankPool) -> None:
     """Copies end at different times, and the rank that judges lets the others of its copy wait."""
     found = rank_pool.run("tests.tasks.evaluation.rows:wait_for_the_last", ranks=2)
