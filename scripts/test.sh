@@ -32,6 +32,8 @@ say "ruff"
 say "pytest"
 # Ranks of the test pool share the cores; more threads each would only make them wait for one another.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# Hundreds of commands are started: none need compile the package's sources again.
+unset PYTHONDONTWRITEBYTECODE
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
 # Files of tests are shared out over the cores, up to four; each share has a pool of ranks of its own. (With

@@ -150,6 +150,7 @@ def test_blocks_of_any_layout_compute_the_same(rank_pool: RankPool, plain: dict[
 
 
 @pytest.mark.distributed
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", _TOPOLOGIES)
 def test_keys_of_blocks_are_the_ones_of_the_converter(rank_pool: RankPool, name: str) -> None:
     args = _args(pipeline_model_parallel_size=2, **_TOPOLOGIES[name])
@@ -168,6 +169,7 @@ def test_a_noop_layer_has_nothing_and_returns_its_input(rank_pool: RankPool) -> 
 
 
 @pytest.mark.distributed
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", _TOPOLOGIES)
 def test_distributed_checkpoints_name_layers_without_gaps(
     rank_pool: RankPool, name: str, tmp_path_factory: pytest.TempPathFactory

@@ -95,7 +95,7 @@ def in_classes(folder: Path, weights: dict[str, torch.Tensor]) -> dict[str, torc
     return dict(model.state_dict())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("toy", "ranks", "flags"), ROWS, ids=lambda value: value if isinstance(value, str) else None)
 def test_equals_transformers(rank_pool: RankPool, cases: Any, toy: str, ranks: int, flags: list[str]) -> None:
     case = cases(toy)

@@ -78,6 +78,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", [True, False], ids=["fused", "per projection"])
 @pytest.mark.parametrize("name", CASES)
 def test_merged_is_what_arithmetic_says(name: str, shared: bool, hf_toy: HfToy, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ ROWS: dict[str, tuple[str, int, dict[str, Any], int]] = {
     "ep2 tp2 of whole experts": ("qwen3-moe", 4, EP2 | TP2 | SP | ETP1 | ALLTOALL, 2),
     "two copies": ("mixtral", 4, EP2, 2),
 }
+EACH_RUN = ("dense", "experts", "tp2", "tp2 experts", "pp2", "ep2", "tp2 pp2", "two copies")
 WITH_BEAMS = ("tp2", "pp2", "ep2")
 PROMPTS = [[5, 17, 200], [301] * 20, [9, 8, 7, 6, 5, 4, 3], [44, 45], list(range(30, 62))]
 NEW_TOKENS = 20
@@ -84,7 +85,9 @@ def answer_of(name: str, prompt: list[int], *, beams: int = 1) -> tuple[int, ...
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name", [name if name in EACH_RUN else pytest.param(name, marks=pytest.mark.long) for name in ROWS]
+)
 def test_logits_and_answers_equal_transformers(rank_pool: RankPool, family: Family, name: str) -> None:
     toy, ranks, values, copies = ROWS[name]
     beams = 3 if name in WITH_BEAMS else 0

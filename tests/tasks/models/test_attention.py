@@ -36,6 +36,7 @@ def expected(
     return torch.stack(rows).view(S, B, N * D)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flash", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 4, S, S + 5])
 @pytest.mark.parametrize("packed", [False, True])

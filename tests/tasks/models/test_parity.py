@@ -36,7 +36,7 @@ ROWS = [*rows(DENSE, ANY_MODEL | DENSE_ONLY), *rows(EXPERTS, ANY_MODEL | WITH_EX
 Family = Callable[[str], Path]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(
     ("name", "ranks", "values"),
     [pytest.param(name, ranks, values, id=f"{name}-{topology}") for name, topology, ranks, values in ROWS],

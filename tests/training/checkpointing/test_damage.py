@@ -303,6 +303,7 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_is_executed(
     place: Workplace, copies: dict[str, Path], tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
