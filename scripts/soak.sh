@@ -32,10 +32,13 @@
 #                              from its directory and from a checkpoint of the FSDP2 backend, one by one and with eight
 #                              in work: each token must be that of transformers.generate. [about 8 minutes on 2 cores]
 #   lm_eval_smollm2 [--data DIR] [--limit N]
-#                              score SmolLM2-135M-Instruct on mmlu, gsm8k and bbh with evaluation.py and with lm-eval:
-#                              prompts, numbers, texts and verdicts of every sample must agree. DIR has the folders mmlu,
-#                              gsm8k and bbh; default: ../shared/data/eval. N samples of each subject, by default 20.
-#                              [about an hour on 2 cores]
+#                              score SmolLM2-135M-Instruct with evaluation.py and with lm-eval: prompts, numbers, texts
+#                              and verdicts of every sample must agree. Questions of our own are asked for mmlu (both
+#                              ways), ceval, cmmlu, hellaswag, boolq, agieval and human_eval, and those of DIR in its
+#                              folders mmlu, gsm8k, bbh, cmmlu, agieval and human_eval, as far as they are there; default:
+#                              ../shared/data/eval. N samples of each subject, by default 20. Programs that the model
+#                              writes are run. Then our own questions are asked under the chat template.
+#                              [some three hours on 2 cores]
 #   convert_grid [--family NAME] [--rows N] [--seed N]
 #                              convert a toy of each model family in all 108 ways to cut it (TP, PP, virtual stages, EP,
 #                              expert TP), to a Megatron checkpoint and back: bit-identical, or refused for the reason
@@ -122,11 +125,14 @@ job_lm_eval_smollm2() {
     done
     [ -d "$data/mmlu" ] || die "--data $data: no folder mmlu in it"
     setup_environment "$here" dev,demo
-    rm -rf "$out/runs"
-    mkdir -p "$out/runs"
+    rm -rf "$out/runs" "$out/chat"
+    mkdir -p "$out/runs" "$out/chat/data"
     "$PY" scripts/demo_model.py --out "$out/model"
     "$PY" -m tests.tasks.evaluation.lm_eval_parity --model "$out/model" --data "$data" --folder "$out/runs" \
         --limit "$limit"
+    # The folder of data is empty: only our own questions are asked.
+    "$PY" -m tests.tasks.evaluation.lm_eval_parity --model "$out/model" --data "$out/chat/data" --folder "$out/chat" \
+        --chat --limit "$limit"
 }
 
 job_convert_grid() {

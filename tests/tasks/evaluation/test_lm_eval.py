@@ -7,12 +7,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from transformers import PreTrainedTokenizerFast
 
 from mindspeed_llm.errors import UserError
@@ -20,7 +22,8 @@ from mindspeed_llm.tasks.evaluation import lm_eval_adapter
 from tests.support.tokenizer_files import byte_level_bpe
 from tests.support.tokenizers import CHATML_TEMPLATE
 from tests.support.toys import build_toy
-from tests.tasks.evaluation import lm_eval_parity
+from tests.tasks.evaluation import lm_eval_differences, lm_eval_human_eval, lm_eval_parity, own_questions
+from tests.tasks.evaluation.execution.test_sandbox import needs_sandbox
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra: eval)")
 SUBJECTS = ("anatomy", "virology")
@@ -87,18 +90,99 @@ def ours(model: Path) -> Any:
     return lm_eval_adapter.lm_eval_model(load_causal_lm(args), name="toy")
 
 
-def test_scores_are_those_of_lm_eval_sample_by_sample(model: Path, data: Path, tmp_path: Path) -> None:
+def _counts(found: Iterable[tuple[Any, list, list[str]]]) -> dict[str, int]:
+    """Benchmark and whose questions -> number of samples, none of which may differ."""
     counts = {}
-    for compared, count in lm_eval_parity.compare(model, data, tmp_path, limit=QUESTIONS):
-        assert not compared.differences
-        counts[compared.task] = count
-    assert counts == {"mmlu_ppl": 2 * QUESTIONS, "gsm8k": QUESTIONS, "bbh": QUESTIONS}
+    for compared, mine, different in found:
+        assert not different
+        counts[f"{compared.task} {compared.source}"] = len(mine)
+    return counts
 
 
-def test_the_comparison_sees_what_differs(data: Path, tmp_path: Path) -> None:
-    compared = next(found for found in lm_eval_parity.prepare(data, tmp_path) if found.task == "gsm8k")
+def test_scores_are_those_of_lm_eval_sample_by_sample(model: Path, data: Path, tmp_path: Path) -> None:
+    tasks = [task for task in lm_eval_parity.TASKS if task != "human_eval"]
+    assert _counts(lm_eval_parity.compare(model, data, tmp_path, 2, tasks, max_new_tokens=24)) == {
+        **{f"{task} {source}": 4 for task in ("mmlu_ppl", "mmlu") for source in ("own", "data")},
+        **{f"{task} data": 2 for task in ("gsm8k", "bbh")},
+        **{f"{task} own": 4 for task in ("ceval", "cmmlu")},
+        **{f"{task} own": 2 for task in ("hellaswag", "boolq")},
+        "agieval own": 15,  # of eight subjects, one with a single question
+    }
+
+
+@needs_sandbox
+def test_programs_are_those_of_lm_eval(model: Path, data: Path, tmp_path: Path) -> None:
+    found = lm_eval_parity.compare(model, data, tmp_path, 2, ["human_eval"], max_new_tokens=12)
+    assert _counts(found) == {"human_eval own": 2}
+
+
+def test_programs_are_judged_by_running_them(tmp_path: Path) -> None:
+    own_questions.write_human_eval(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "HumanEval.jsonl").read_text(encoding="utf-8").splitlines()]
+    tests = [f"{row['test']}\ncheck({row['entry_point']})" for row in rows]
+    right = [[row["prompt"] + row["canonical_solution"]] for row in rows]
+    assert lm_eval_human_eval.pass_at_k(tests, right, [1]) == {"pass@1": 1.0}
+    wrong = [[f"{rows[0]['prompt']}    return b"], ["def double("]]
+    assert lm_eval_human_eval.pass_at_k(tests[:3], [*wrong, right[2]], [1]) == {"pass@1": 1 / 3}
+    assert not lm_eval_human_eval.runs("file = open('made', 'w'); file.write('text'); file.flush()")
+
+
+def test_conversations_are_scored_as_lm_eval_does(model: Path, tmp_path: Path) -> None:
+    found = list(lm_eval_parity.compare(model, tmp_path, tmp_path, 1, ["mmlu"], is_chat=True))
+    assert _counts(found) == {"mmlu own": 2}
+    assert all("<|im_start|>assistant" in sample["prompt"] for _, mine, _ in found for sample in mine)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "said"),
+    [
+        ("boolq", {"doc_to_text": "{{passage}}\nQuestion: {{question}}?\nAnswer: "}, "prompt"),
+        ("hellaswag", {"doc_to_choice": "{{choices | reverse | list}}"}, "choices, numbers"),
+        ("agieval", {"process_docs": "!function changes.other_gold"}, "gold"),
+        ("cmmlu", {"description": ""}, "prompt"),
+        (
+            "mmlu",
+            {
+                "filter_list": [
+                    {"name": "get_response", "filter": [{"function": "lowercase"}, {"function": "take_first"}]}
+                ]
+            },
+            "reading",
+        ),
+    ],
+)
+def test_the_comparison_sees_another_task_file(
+    model: Path, theirs: Any, tmp_path: Path, task: str, changes: dict, said: str
+) -> None:
+    (compared,) = lm_eval_parity.prepare(tmp_path, tmp_path, [task])
+    name = next(iter(compared.names.values()))
+    file = compared.folder / "tasks" / f"{name}.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    file.write_text(
+        # The only function has no quotes around it.
+        yaml.safe_dump({**content, **changes}).replace("'!function changes.other_gold'", "!function changes.other_gold")
+    )
+    (file.parent / "changes.py").write_text(
+        "def other_gold(rows):\n    return rows.map(lambda row: {'gold': [(row['gold'][0] + 1) % 4]})\n"
+    )
+    mine = lm_eval_parity.ours(compared, model, 1)
+    other = lm_eval_parity.theirs(compared, theirs, 1)
+    found = list(lm_eval_differences.differences(compared.task, compared.names, mine, other))
+    assert found
+    assert said in found[0]
+
+
+def test_the_comparison_sees_what_differs() -> None:
     mine = [
-        {"subject": "gsm8k", "index": n, "prompt": "Q", "raw": "7", "extracted": {"a": "7"}, "correct": {"a": True}}
+        {
+            "subject": "gsm8k",
+            "index": n,
+            "prompt": "Q",
+            "raw": "7",
+            "extracted": {"a": "7"},
+            "gold": "7",
+            "correct": {"a": True},
+        }
         for n in range(4)
     ]
     other = [
@@ -108,15 +192,17 @@ def test_the_comparison_sees_what_differs(data: Path, tmp_path: Path) -> None:
             "arguments": [("Q", {})],
             "resps": [["7"]],
             "filtered_resps": ["7"],
+            "target": "7",
             "exact_match": 1.0,
         }
         for n in range(4)
     ]
-    assert not list(lm_eval_parity.differences(compared, mine, {"local_gsm8k": other}))
+    differences = partial(lm_eval_differences.differences, "gsm8k", {"gsm8k": "local_gsm8k"})
+    assert not list(differences(mine, {"local_gsm8k": other}))
     other[0]["resps"], other[1]["exact_match"], other[3]["arguments"] = [["8"]], 0.0, [("Q?", {})]
-    found = list(lm_eval_parity.differences(compared, mine, {"local_gsm8k": other}))
+    found = list(differences(mine, {"local_gsm8k": other}))
     assert [line.split(": ")[1] for line in found] == ["other text", "other verdict", "other prompt"]
-    assert "other samples were asked" in "".join(lm_eval_parity.differences(compared, mine[1:], {"local_gsm8k": other}))
+    assert "other samples were asked" in "".join(differences(mine[1:], {"local_gsm8k": other}))
 
 
 def _instances(kind: str, *arguments: tuple) -> list[Any]:
