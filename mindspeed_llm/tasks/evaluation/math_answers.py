@@ -81,13 +81,14 @@ def _marked(text: str) -> str | None:
 
 
 def final_expression_of_lm_eval(text: str) -> str:
-    """The answer as lm-eval reads it: without box, dollars and equal sign it is the last number, without its sign."""
+    """The answer as lm-eval reads it: without box, dollars and equal sign it is the last number, without its sign.
+    INVALID where there is no number either."""
     if (marked := _marked(text)) is not None:
         return marked
     if "=" in text:
         return _after_last_equal_sign(text).rstrip(".").split("\\n")[0]
     numbers = _NUMBER.findall(text)
-    return numbers[-1] if numbers else text.strip()
+    return numbers[-1] if numbers else INVALID
 
 
 def _spelled(expression: str) -> str:
@@ -104,5 +105,6 @@ def same_expression(answer: str, target: str) -> bool:
 
 
 def same_expression_of_lm_eval(answer: str, target: str) -> bool:
-    """As lm-eval has it: the target is read as the answer is."""
-    return answer != INVALID and _spelled(answer) == _spelled(final_expression_of_lm_eval(target))
+    """As lm-eval has it: the target is read as the answer is, and two texts in which it reads nothing are the same."""
+    read = final_expression_of_lm_eval(target)
+    return answer == read if INVALID in (answer, read) else _spelled(answer) == _spelled(read)

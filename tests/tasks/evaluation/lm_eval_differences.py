@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mindspeed_llm.tasks.evaluation.filters import INVALID
 from tests.tasks.evaluation import lm_eval_files
 
 TOLERANCE = 1e-4
@@ -68,9 +69,9 @@ def _compare_written(task: str, mine: Sample, other: Sample, name: str) -> Itera
         # Its filter makes the whole program; the target is the tests.
         yield "reading", filtered == [mine["prompt"] + read]
     elif task == "agieval":
-        # lm-eval reads and compares in one step: the reading is its function's. What it cannot read has no text.
+        # lm-eval reads and compares in one step: the reading is its function's.
         theirs = lm_eval_files.function("agieval/utils.py", "parse_math_answer")(text)
-        yield "reading", theirs is None or read == theirs
+        yield "reading", read == (INVALID if theirs is None else theirs)
         yield "gold", mine["gold"] == other["doc"]["answer"]
     else:
         yield "reading", read == filtered

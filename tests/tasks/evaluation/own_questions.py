@@ -256,6 +256,8 @@ def write_agieval(folder: Path) -> None:
         ),
         "gaokao-mathcloze": (
             _cloze("已知 $x+1=3$, 则 $x=(\\quad)$", "2"),
+            # lm-eval reads nothing in this answer.
+            _cloze("判断真假：所有偶数都能被 $2$ 整除。", "真"),
             _cloze("$10-3=$", "$7$"),
             _cloze("方程 $x^2=4$ 的解集为 $(\\quad)$", "$\\{2,-2\\}$"),
         ),

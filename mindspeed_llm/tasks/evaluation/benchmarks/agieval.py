@@ -137,7 +137,7 @@ _WRITE = Write(
 
 _PLAIN = Benchmark(
     name="agieval",
-    version="1",
+    version="2",
     load=load,
     prompt=_prompt,
     target=_target,
