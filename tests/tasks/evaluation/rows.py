@@ -31,6 +31,13 @@ def evaluate(argv: list[str]) -> None:
     assert main(argv) == 0
 
 
+def evaluate_with_lm_eval(argv: list[str]) -> None:
+    """The command that runs lm-eval's tasks, as one rank of torchrun would run it."""
+    from mindspeed_llm.tasks.evaluation.lm_eval_adapter import main
+
+    assert main(argv) == 0
+
+
 def files(folder: Path) -> tuple[bytes, list[dict]]:
     """results.json, and the rows of samples.jsonl."""
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import lm_eval_tasks
 from tests.support.command_line import environment
 from tests.support.pool import RankPool
 from tests.tasks.evaluation.data import write_all, write_mmlu
@@ -72,6 +73,34 @@ def test_megatron_scores_as_transformers_does(tmp_path: Path, model: Path, rank_
             assert mine["raw"] == other["raw"]
         else:
             assert mine["raw"] == pytest.approx(other["raw"], rel=0, abs=1e-4)
+
+
+@pytest.mark.distributed
+def test_tasks_of_lm_eval_on_a_megatron_model_of_two_ranks(tmp_path: Path, model: Path, rank_pool: RankPool) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra: eval)")
+    data, tasks = tmp_path / "data", tmp_path / "tasks"
+    write_mmlu(data / "mmlu")
+    gsm8k = write_all(data)["gsm8k"]
+    (name, *_) = lm_eval_tasks.write_mmlu(data / "mmlu", tasks)
+    names = [name, *lm_eval_tasks.write_gsm8k(gsm8k / "test.jsonl", gsm8k / "train.jsonl", tasks)]
+    argv = ["--load", str(model), "--tasks", *names, "--include-path", str(tasks), "--num-fewshot", "0"]
+    argv += ["--limit", "3", "--output-dir"]
+    flags = ["--backend", "megatron", "--tensor-model-parallel-size", "2"]
+    found = []
+    for ranks, more in ((1, []), (2, flags)):
+        output = tmp_path / str(ranks)
+        rank_pool.run("tests.tasks.evaluation.rows:evaluate_with_lm_eval", ranks=ranks, argv=[*argv, str(output), *more])
+        files = [(output / f"samples_{task}.jsonl").read_text().splitlines() for task in names]
+        found.append([[json.loads(line) for line in lines] for lines in files])
+    for one, two in zip(*found, strict=True):
+        assert len(one) == len(two) >= 3
+        for alone, shared in zip(one, two, strict=True):
+            assert alone["arguments"] == shared["arguments"]
+            if isinstance(alone["resps"][0][0], str):
+                assert alone["resps"] == shared["resps"]
+            else:
+                logprobs = [[float(response[0][0]) for response in side["resps"]] for side in (alone, shared)]
+                assert logprobs[0] == pytest.approx(logprobs[1], rel=0, abs=1e-4) and len(logprobs[0]) == 4
 
 
 def test_ranks_are_waited_for_beyond_the_timeout_of_collectives(rank_pool: RankPool) -> None:
