@@ -89,10 +89,9 @@ def _compare_chosen(task: str, mine: Sample, other: Sample, name: str, *, is_cha
     right = target if isinstance(target, list) else [target]
     yield "gold", mine["gold"] == " | ".join(choices[int(place)] for place in right)
     values = [float(response[0][0]) for response in other["resps"]]
-    yield (
-        "numbers",
-        len(values) == len(mine["raw"])
-        and all(abs(a - b) < TOLERANCE for a, b in zip(mine["raw"], values, strict=True)),
-    )
+    shift = values[0] - mine["raw"][0] if is_chat else 0.0
+    same = [abs(a + shift - b) < TOLERANCE for a, b in zip(mine["raw"], values, strict=False)]
+    yield "numbers", len(values) == len(mine["raw"]) and all(same)
     for metric, verdict in mine["correct"].items():
-        yield f"verdict ({metric})", verdict == bool(other[metric])
+        if not (is_chat and metric == "acc_norm"):
+            yield f"verdict ({metric})", verdict == bool(other[metric])

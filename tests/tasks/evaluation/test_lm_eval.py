@@ -205,6 +205,33 @@ def test_the_comparison_sees_what_differs() -> None:
     assert "other samples were asked" in "".join(differences(mine[1:], {"local_gsm8k": other}))
 
 
+@pytest.mark.parametrize(
+    ("values", "is_chat", "said"),
+    [
+        ([-1.0, -2.0], False, ""),
+        ([-1.5, -2.5], False, "other numbers"),
+        ([-1.5, -2.5], True, ""),
+        ([-1.5, -2.6], True, "other numbers"),
+    ],
+)
+def test_what_all_choices_have_in_addition_counts_but_in_conversations(
+    values: list[float], is_chat: bool, said: str
+) -> None:
+    mine = {"subject": "boolq", "index": 0, "prompt": "Q", "raw": [-1.0, -2.0], "choices": ["no", "yes"]}
+    mine |= {"gold": "no", "correct": {"acc": True, "acc_norm": False}}
+    other = {
+        "doc_id": 0,
+        "filter": "none",
+        "arguments": [("Q", " no"), ("Q", " yes")],
+        "resps": [[(value, False)] for value in values],
+        "target": 0,
+        "acc": 1.0,
+        "acc_norm": 0.0,
+    }
+    found = lm_eval_differences.differences("boolq", {"boolq": "local"}, [mine], {"local": [other]}, is_chat=is_chat)
+    assert [line.split(": ")[1] for line in found] == ([said] if said else [])
+
+
 def _instances(kind: str, *arguments: tuple) -> list[Any]:
     from lm_eval.api.instance import Instance
 
