@@ -19,6 +19,7 @@ from tests.tasks.evaluation.data import write_all, write_mmlu
 from tests.tasks.evaluation.rows import evaluate, files, write_model
 
 ROW = "tests.tasks.evaluation.rows:evaluate"
+WITH_LM_EVAL = "tests.tasks.evaluation.rows:evaluate_with_lm_eval"
 TASKS = ("mmlu_ppl", "boolq", "gsm8k")
 
 
@@ -89,7 +90,9 @@ def test_tasks_of_lm_eval_on_a_megatron_model_of_two_ranks(tmp_path: Path, model
     found = []
     for ranks, more in ((1, []), (2, flags)):
         output = tmp_path / str(ranks)
-        rank_pool.run("tests.tasks.evaluation.rows:evaluate_with_lm_eval", ranks=ranks, argv=[*argv, str(output), *more])
+        rank_pool.run(
+            "tests.tasks.evaluation.rows:evaluate_with_lm_eval", ranks=ranks, argv=[*argv, str(output), *more]
+        )
         files = [(output / f"samples_{task}.jsonl").read_text().splitlines() for task in names]
         found.append([[json.loads(line) for line in lines] for lines in files])
     for one, two in zip(*found, strict=True):
