@@ -267,7 +267,15 @@ def write_agieval(folder: Path) -> None:
 
 
 def write_human_eval(folder: Path) -> None:
-    """`HumanEval.jsonl`, with imports, helpers, quotes and empty lines in the problems."""
+    """`HumanEval.jsonl`, with imports, helpers, quotes and empty lines in the problems.
+
+    A small model that talks ends most functions at once. Of most problems here the prompt has finished functions above
+    its own and the first word of its body, so that an expression is what is left.
+    """
+    above = (
+        'def triple(x):\n    """Return three times x."""\n    return 3 * x\n\n\n'
+        'def negative(x: float) -> float:\n    """Return x with the other sign."""\n    return -x\n\n\n'
+    )
     problems = (
         (
             "add",
@@ -303,9 +311,9 @@ def write_human_eval(folder: Path) -> None:
     rows = [
         {
             "task_id": f"Own/{number}",
-            "prompt": f'def {name}{given}:\n    """{about}\n    """\n',
+            "prompt": f'{above}def {name}{given}:\n    """{about}"""\n    return',
             "entry_point": name,
-            "canonical_solution": f"    return {result}\n",
+            "canonical_solution": f" {result}\n",
             "test": f"\n\nMETADATA = {{'author': 'own'}}\n\n\ndef check(candidate):\n    assert candidate{case}\n",
         }
         for number, (name, given, about, result, case) in enumerate(problems)
