@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.valid_text import invalid_part
 
 _GZIP = b"\x1f\x8b"
 _ADVICE_FOR_FILES = "Take the file from the benchmark's own distribution again."
@@ -137,16 +138,13 @@ def _row(place: str, value: object) -> Row:
     if not isinstance(value, dict):
         raise UserError(f"{place}: a {type(value).__name__}, expected an object with fields. {_ADVICE}")
     for field, content in value.items():
+        name = f"field {field!a}"
         try:
-            json.dumps([field, content], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            code = ord(error.object[error.start])
-            raise UserError(
-                f"{place}: field {field!a} holds \\u{code:04x}, one half of a surrogate pair, expected valid text. "
-                f"{_ADVICE}"
-            ) from None
+            reason = invalid_part(field, name) or invalid_part(content, name)
         except RecursionError:
             raise _too_deep(place) from None
+        if reason is not None:
+            raise UserError(f"{place}: {reason}, expected valid text. {_ADVICE}")
     return Row(place, value)
 
 

@@ -21,6 +21,7 @@ from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.prompt_format import PromptFormat, prompt_format
 from mindspeed_llm.tasks.inference.settings import request_of, tell_of_positions
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message
+from mindspeed_llm.valid_text import why_invalid
 
 _LOG = logging.getLogger("mindspeed_llm")
 ASKING = "You >> "
@@ -87,15 +88,20 @@ def chat(args: Namespace, lm: CausalLM) -> int:
 
 
 def _read() -> str | None:
-    """A line that the user has typed; None at the end of the input."""
+    """A line that the user has typed, empty where it is no text; None at the end of the input."""
     try:
-        return input(ASKING)
+        text = input(ASKING)
     except (EOFError, KeyboardInterrupt):
         print(flush=True)
         return None
     except UnicodeDecodeError as error:
-        _say(f"(what was typed is not {error.encoding.upper()})")
-        return ""
+        reason: str | None = f"is not {error.encoding.upper()}"
+    else:
+        # In some locales Python keeps bytes that it cannot decode.
+        if (reason := why_invalid(text, encoding=sys.stdin.encoding or "utf-8")) is None:
+            return text
+    _say(f"(what was typed {reason}; type it again)")
+    return ""
 
 
 def _shared(read: Callable[[], str | None]) -> str | None:
@@ -189,6 +195,9 @@ def _save(messages: list[Message], name: str) -> None:
         return
     if not name:
         _say("/save needs the name of a file")
+        return
+    if not messages:
+        _say(f"(nothing to save: the conversation is empty; {name} was not written)")
         return
     row = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     try:

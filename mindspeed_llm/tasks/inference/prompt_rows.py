@@ -12,6 +12,7 @@ from mindspeed_llm.files import why_uncreatable
 from mindspeed_llm.tasks.preprocess.readers import Record, read_file
 from mindspeed_llm.tasks.preprocess.records import Conversation, Message, UnusableRecord, to_prompt
 from mindspeed_llm.tasks.preprocess.records.openai import COLUMNS
+from mindspeed_llm.valid_text import invalid_part
 
 _FIELDS = ("prompt", "messages")
 
@@ -82,6 +83,7 @@ def _row(record: Record, *, is_conversation: bool) -> Row:
             )
         return Row(where=record.where, prompt=_conversation(record), text=None)
     text = record.data["prompt"]
+    _check_text(record, "prompt")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{record.where}: prompt is {json.dumps(text)[:60]}; expected a text that is not empty")
     prompt = Conversation([Message("user", text)]) if is_conversation else text
@@ -90,7 +92,14 @@ def _row(record: Record, *, is_conversation: bool) -> Row:
 
 def _conversation(record: Record) -> Conversation:
     """A reply at the end is what the data answer, and left out."""
+    for column in filter(None, COLUMNS.values()):
+        _check_text(record, column)
     try:
         return to_prompt(record, "openai", COLUMNS, {}, answer_required=False).prompt
     except UnusableRecord as error:
         raise UserError(f"{record.where}: messages: {error}") from error
+
+
+def _check_text(record: Record, field: str) -> None:
+    if reason := invalid_part(record.data.get(field), field):
+        raise UserError(f"{record.where}: {reason}; expected valid text, repair it or remove the line")

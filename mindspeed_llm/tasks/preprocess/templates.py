@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.preprocess.tool_formats import TOOL_FORMATS
+from mindspeed_llm.valid_text import invalid_part
 
 TEMPLATES_FILE = Path(__file__).resolve().parents[3] / "configs" / "finetune" / "templates.json"
 
@@ -132,7 +133,9 @@ def template_names(file: Path = TEMPLATES_FILE) -> list[str]:
 
 
 def load_template(name: str, file: Path = TEMPLATES_FILE) -> Template:
-    """Load a template by name; raises UserError with the nearest name when there is none."""
+    """Load a template by name; raises UserError with the nearest name when there is none, and where the file has no
+    valid one.
+    """
     entries = _entries(file)
     if name not in entries:
         near = difflib.get_close_matches(name, entries, n=1)
@@ -154,10 +157,12 @@ def _checked_tool_format(name: str) -> str:
 def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
+        if reason := invalid_part(entries, "template"):
+            raise UserError(f"templates file {file}: {reason}; expected valid text")
         return {entry["name"]: entry for entry in entries}
     except OSError as error:
         raise UserError(f"templates file {file}: {error.strerror}") from error
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
         raise UserError(f"templates file {file}: expected a JSON list of objects with a name ({error})") from error
 
 

@@ -95,6 +95,37 @@ def test_saved_conversations_can_be_asked_again(
     assert "/save needs the name of a file" in out and "cannot be written: No such file" in out
 
 
+def test_an_empty_conversation_is_not_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    old.write_text("kept")
+    talk(Parrot(["A"]), f"/save {old}\na\n/clear\n/save {old}\n/save {tmp_path}/new\n", monkeypatch)
+    assert old.read_text() == "kept" and not (tmp_path / "new").exists()
+    assert capsys.readouterr().out.count("(nothing to save") == 3
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_what_is_no_text_is_told_and_the_talk_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], errors: str
+) -> None:
+    lm = Parrot(["A"])
+    # A reader that meets them as a terminal does: line by line.
+    lines = iter([b"\xff\xfe", b"a"])
+
+    def read(prompt: str) -> str:
+        try:
+            return next(lines).decode("utf-8", errors)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    assert chat(inference_arguments(["--task", "chat"]), lm) == 0
+    assert lm.asked == [rendered("a")]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "what was typed" in line]
+    assert "UTF-8; type it again)" in line
+
+
 def test_replies_without_positions_are_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

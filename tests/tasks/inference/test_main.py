@@ -21,6 +21,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.main import main
 from mindspeed_llm.tasks.inference.progress import Progress
 from mindspeed_llm.tasks.inference.prompt_file import _telling_of_an_early_end
+from mindspeed_llm.tasks.preprocess.templates import _entries
 from tests.support.pool import RankPool
 from tests.support.tokenizers import chatml_tokenizer
 from tests.support.toys import build_toy
@@ -122,6 +123,7 @@ def test_conversations_are_asked_in_the_template(
         ([{"prompt": 3}], r":1: prompt is 3; expected a text"),
         ([{"messages": MESSAGES}], r":1: messages are written in a chat template, and none is named"),
         (['{"prompt": "a"}', "{"], r"in.jsonl:2"),
+        (['{"prompt": "a"}', '{"prompt": "b\\ud800"}'], r"in.jsonl:2: prompt holds \\ud800 at character 1, one half"),
         ([""], r"has no prompts"),
     ],
 )
@@ -207,6 +209,29 @@ def test_bad_conversations_are_named(rows: Callable[[Sequence[Any]], list[str]],
     flags = rows([{"messages": MESSAGES[:1]}, {"messages": [MESSAGES[0], MESSAGES[0]]}])
     with pytest.raises(UserError, match=r"in.jsonl:2: messages: roles out of order"):
         main(["--load", str(model), "--hf-chat-template", *flags])
+    flags = rows([{"messages": MESSAGES[:1], "system": "\udc00"}])
+    with pytest.raises(UserError, match=r"in.jsonl:1: system holds \\udc00 at character 0"):
+        main(["--load", str(model), "--hf-chat-template", *flags])
+    flags = rows([{"messages": [{"role": "user", "content": [{"type": "text", "text": "a\ud800"}]}]}])
+    with pytest.raises(UserError, match=r"in.jsonl:1: messages\[0\].content\[0\].text holds \\ud800 at character 1"):
+        main(["--load", str(model), "--hf-chat-template", *flags])
+
+
+def test_words_and_templates_that_are_no_text(tmp_path: Path) -> None:
+    """Before anything is looked for: --load names nothing."""
+    word = b"h\xffi".decode("utf-8", "surrogateescape")
+    for flag in ("--prompt", "--stop"):
+        with pytest.raises(UserError, match=f"^{flag}: .* holds the byte 0xff at character 1"):
+            main(["--load", "no", flag, "a", word])
+    templates = tmp_path / "templates.json"
+    for content, said in (
+        (b'[{"name": "own", "default_system": "\\ud800"}]', r"template\[0\].default_system holds \\ud800"),
+        (b'[{"name": "\xff"}]', "can't decode byte 0xff"),
+    ):
+        templates.write_bytes(content)
+        with pytest.raises(UserError, match=f"templates.json: .*{said}"):
+            main(["--load", "no", "--prompt-type", "own", "--prompt-type-path", str(templates)])
+        _entries.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from mindspeed_llm.flag import Group
 from mindspeed_llm.tasks.inference.arguments.checks import settle_dtype
 from mindspeed_llm.tasks.inference.arguments.model import MODEL, PROMPTS
+from mindspeed_llm.valid_text import check_words
 
 if TYPE_CHECKING:
     from mindspeed_llm.features_manager.feature import Feature
@@ -55,13 +57,14 @@ def parse(argv: Sequence[str], command: Command) -> argparse.Namespace:
     Flags of training that have no part in a model's answers are at their defaults, and named in one notice.
 
     Raises:
-        UserError: an unknown flag (names the nearest), one that is refused, a value of the wrong kind, a contradiction
-            about dtypes.
+        UserError: an unknown flag (names the nearest), one that is refused, a value of the wrong kind or that is no
+            valid text, a contradiction about dtypes.
         SystemExit: `--help`.
     """
     from mindspeed_llm.features_manager.features import FEATURES
     from mindspeed_llm.training.arguments import parser
 
+    check_words(argv, sys.getfilesystemencoding())
     surface = surface_of(command)
     args = parser.parse(argv, FEATURES, program=command.program, description=command.description, surface=surface)
     args.notices += tuple(_repeated(argv))

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mindspeed_llm.tasks.inference.serve.errors import ApiError, bad_field
+from mindspeed_llm.valid_text import why_invalid
 
 _SHOWN = 60
 
@@ -100,10 +101,8 @@ def as_text(value: Any, name: str) -> str:
     """The value of the field `name`, which is to be text that can be written as UTF-8."""
     if not isinstance(value, str):
         raise wrong_type(name, "text", value)
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise bad_field(name, f"has half of a surrogate pair at character {error.start}; expected valid text") from None
+    if reason := why_invalid(value):
+        raise bad_field(name, f"{reason}; expected valid text")
     return value
 
 

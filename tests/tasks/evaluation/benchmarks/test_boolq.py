@@ -95,9 +95,9 @@ def test_a_malformed_row_is_named(file: Path, change: dict, said: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"passage": "\\ud800"}', "field 'passage' holds \\ud800, one half of a surrogate pair"),
-        ('{"more": [{"\\uDC00": 1}]}', "field 'more' holds \\udc00, one half of a surrogate pair"),
-        ('{"\\ud800": 1}', "field '\\ud800' holds \\ud800, one half of a surrogate pair"),
+        ('{"passage": "\\ud800"}', "field 'passage' holds \\ud800 at character 0, one half of a surrogate pair"),
+        ('{"more": [{"\\uDC00": 1}]}', "the name '\\udc00' in field 'more'[0] holds \\udc00 at character 0, one half"),
+        ('{"\\ud800": 1}', "field '\\ud800' holds \\ud800 at character 0, one half of a surrogate pair"),
         (f'{{"more": {"7" * 5000}}}', "a number has too many digits"),
         (f'{{"more": {"[" * 100_000}{"]" * 100_000}}}', "lists or objects are nested too deeply"),
         ('{"more": ]}', "no JSON at column 10"),
