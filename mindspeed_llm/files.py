@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 _READ_BYTES = 8 << 20
@@ -45,7 +47,16 @@ def why_unwritable(folder: Path) -> str | None:
 def why_uncreatable(file: Path) -> str | None:
     """Why `write_durably` could not write `file`, found out by trying it in the nearest folder that exists; None: it
     could. Leaves nothing behind.
+
+    Folders on the way may be missing, as writers make them; but not that which a symbolic link points into.
     """
+    try:
+        target = behind_links(file)
+    except OSError as error:
+        return error.strerror
+    if target != file and not os.path.isdir(target.parent):
+        return f"it is a symbolic link to {target}, and there is no folder {target.parent}"
+    file = target
     if reason := why_unwritable(file.absolute().parent):
         return reason
     folder = next(path for path in file.absolute().parents if os.path.isdir(path))
@@ -59,6 +70,21 @@ def why_uncreatable(file: Path) -> str | None:
     return None
 
 
+def behind_links(file: Path) -> Path:
+    """The file that is to be replaced for `file` to have other content: `file` itself, or where a symbolic link of its
+    name points, whether there is one yet or not. Renaming to the link would leave its target as it was.
+
+    Raises:
+        OSError: links point at each other.
+    """
+    if not os.path.islink(file):
+        return file
+    target = Path(os.path.realpath(file))
+    if os.path.islink(target):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file))
+    return target
+
+
 def sync_folder(folder: Path) -> None:
     """Push a directory's entries to the disk: a rename is durable only after that."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -68,16 +94,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write a small text file so that a crash leaves the old content or the new one: temporary name, fsync, rename."""
+def write_durably(path: Path, text: str | Iterable[str]) -> None:
+    """Write a text file so that a crash leaves the old content or the new one: temporary name, fsync, rename. Through a
+    symbolic link, its target is written.
+
+    Args:
+        text: the content, or its parts in order.
+    """
+    path = behind_links(path)
     temporary = path.with_name(_temporary_name(path))
     try:
         with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.writelines((text,) if isinstance(text, str) else text)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_llm.files import behind_links
+
 FILE_NAME = "loss.png"
 _FEW_POINTS = 60  # up to here each point gets a marker
 _SMOOTH_FROM = 200  # from here a running mean is drawn over the raw curve
@@ -82,6 +84,7 @@ def write_loss_plot(
     axes.spines[["top", "right"]].set_visible(False)
     if len(x) or len(eval_iterations):
         axes.legend(frameon=False)
+    path = behind_links(path)
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         canvas.print_png(file)

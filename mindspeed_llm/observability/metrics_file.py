@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from mindspeed_llm.files import behind_links
+
 FILE_NAME = "metrics.jsonl"
 _NONFINITE = "nonfinite"
 
@@ -100,6 +102,7 @@ def set_aside(path: Path) -> None:
 
 def _keep(path: Path, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
     kept = [record for record in read_metrics(path) if wanted(record)]
+    path = behind_links(path)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text("".join(encode(record) + "\n" for record in kept), encoding="utf-8")
     os.replace(temporary, path)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_llm.files import behind_links
 from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.observability.metrics_file import read_metrics, set_aside
 
@@ -56,9 +57,10 @@ class SamplesFile:
         assert self._path is not None
         kept = [row for row in read_metrics(self._path) if wanted(row["step"])]
         self._steps = {row["step"] for row in kept}
-        temporary = self._path.with_name(self._path.name + ".tmp")
+        target = behind_links(self._path)
+        temporary = target.with_name(target.name + ".tmp")
         temporary.write_text(_lines(kept), encoding="utf-8")
-        os.replace(temporary, self._path)
+        os.replace(temporary, target)
 
 
 def format_sample(step: int, row: Mapping[str, Any]) -> str:

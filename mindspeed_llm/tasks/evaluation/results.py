@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.files import TEMPORARY_SUFFIX, sync_folder, write_durably
+from mindspeed_llm.files import write_durably
 from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult, SampleResult
 from mindspeed_llm.tasks.evaluation.scores import Score
 
@@ -97,18 +96,7 @@ def _row(task: str, sample: SampleResult) -> dict[str, Any]:
 def publish(folder: Path, content: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> None:
     """Write both files, each so that a crash leaves the old content or the new one; results.json comes last."""
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{SAMPLES}{TEMPORARY_SUFFIX}"
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            for row in rows:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(folder / SAMPLES)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(folder)
+    write_durably(folder / SAMPLES, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     write_durably(folder / RESULTS, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
 
 

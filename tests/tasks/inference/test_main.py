@@ -181,6 +181,23 @@ def test_answers_that_cannot_be_written_are_kept(
     assert row["token_ids"] == expected(model, loaded(model)[1]("a")["input_ids"], 2)
 
 
+def test_answers_go_through_links(model: Path, rows: Callable[[Sequence[Any]], list[str]], tmp_path: Path) -> None:
+    flags = rows([{"prompt": "a"}])
+    link, target = Path(flags[-1]), tmp_path / "target"
+    link.parent.mkdir()
+    link.symlink_to(target)
+    assert main(["--load", str(model), "--max-new-tokens", "2", *flags]) == 0
+    assert link.is_symlink() and len(target.read_text(encoding="utf-8").splitlines()) == 1
+    link.unlink()
+    link.symlink_to(tmp_path / "no/target")
+    with pytest.raises(UserError, match=r"--output-file .* cannot be written: it is a symbolic link to .*no/target"):
+        main(["--load", "no", *flags])
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(UserError, match=r"--output-file .* cannot be written: Too many levels"):
+        main(["--load", "no", *flags])
+
+
 def test_notices_before_the_work(
     model: Path, rows: Callable[[Sequence[Any]], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,14 +1,13 @@
 """Samples as one page of HTML that needs nothing else: tokens that carry loss on a coloured ground."""
 
 import base64
-import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.preprocess.indexed_format import temporary_name
+from mindspeed_llm.files import write_durably
 from mindspeed_llm.tasks.preprocess.inspection.decoding import Decoder, Piece
 from mindspeed_llm.tasks.preprocess.inspection.facts import (
     FIRST_TOKEN,
@@ -36,18 +35,11 @@ def write_page(
     target = Path(file)
     if target.is_dir():
         raise UserError(f"--html {target} is a folder; name a file")
-    temporary = temporary_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(page(facts, samples, count, decoder, limits))
-        temporary.replace(target)
+        write_durably(target, page(facts, samples, count, decoder, limits))
     except OSError as error:
         raise UserError(f"--html {target} cannot be written: {error}") from error
-    finally:
-        # Where the folder cannot be written to, there is nothing to remove.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def page(facts: Facts, samples: Iterable[Sample], count: int, decoder: Decoder, limits: Limits | None) -> Iterator[str]:
