@@ -36,6 +36,7 @@ _BLOCK = 256
 """Requests that are worked on in one call: as many on any number of copies of the model, so that numbers do not depend
 on it.
 """
+_THOUGHTS_END = "</think>"
 _MAX_NEW_TOKENS = 256
 """lm-eval's own number where a task names none."""
 
@@ -102,12 +103,15 @@ def main(argv: list[str]) -> int:
     from mindspeed_llm.platform import distributed
     from mindspeed_llm.tasks.evaluation.ranks import Ranks
     from mindspeed_llm.tasks.inference.load import load_causal_lm
+    from mindspeed_llm.tasks.inference.prompt_format import THINKING
 
     joined_before = dist.is_initialized()
     lm = load_causal_lm(args, source)
     ranks = Ranks()
     found = lm_eval.simple_evaluate(
-        model=lm_eval_model(lm, name=args.load, ranks=ranks, seed=args.seed),
+        model=lm_eval_model(
+            lm, name=args.load, ranks=ranks, seed=args.seed, enable_thinking=THINKING[args.enable_thinking]
+        ),
         tasks=list(args.tasks),
         task_manager=manager,
         limit=args.limit,
@@ -167,7 +171,9 @@ def _task_manager(tasks: Sequence[str], include_path: str | None) -> Any:
     )
 
 
-def lm_eval_model(lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: int = 0) -> Any:
+def lm_eval_model(
+    lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: int = 0, enable_thinking: bool | None = None
+) -> Any:
     """An `lm_eval.api.model.TemplateLM` that asks `lm` (a collective: all ranks ask for the same, and get all answers).
 
     Args:
@@ -175,6 +181,8 @@ def lm_eval_model(lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: 
         name: what lm-eval calls it and its tokenizer.
         ranks: None: of this job.
         seed: of the first request that draws tokens; each has its own.
+        enable_thinking: what chat templates are told of that name; None: nothing. With True, thoughts are taken out of
+            texts, as lm-eval's own models do with it.
 
     Raises:
         UserError: lm-eval is not installed.
@@ -190,6 +198,7 @@ def lm_eval_model(lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: 
 
     ranks = ranks or Ranks()
     tokenizer = lm.tokenizer
+    variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
 
     class Model(TemplateLM):
         """lm-eval shares out nothing itself (its world size stays 1): the copies of the model do that here."""
@@ -225,6 +234,7 @@ def lm_eval_model(lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: 
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
+                **variables,
             )
 
         def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -267,6 +277,8 @@ def lm_eval_model(lm: CausalLM, *, name: str, ranks: Ranks | None = None, seed: 
                 options = normalize_gen_kwargs(options, _MAX_NEW_TOKENS)
                 asked.append(_generation_request(lm, texts[context], options, seed + number))
             found = _shared_out(asked, lambda part: [answer.text for answer in lm.generate(part)], lm, ranks)
+            if enable_thinking:
+                found = [text.rpartition(_THOUGHTS_END)[2].lstrip() for text in found]
             for request, text in zip(requests, found, strict=True):
                 self.cache_hook.add_partial("generate_until", request.args, text)
             return found

@@ -174,6 +174,8 @@ def load_model(args: Namespace) -> LoadedModel:
         UserError: there is no such model, or flags do not fit it.
     """
     from mindspeed_llm.tasks.evaluation.model import EvaluatedModel
+    from mindspeed_llm.tasks.evaluation.ranks import Ranks
+    from mindspeed_llm.tasks.evaluation.weights import weights_hash
     from mindspeed_llm.tasks.inference.computation import computation
     from mindspeed_llm.tasks.inference.load import load_causal_lm
     from mindspeed_llm.tasks.inference.prompt_format import prompt_format
@@ -185,6 +187,7 @@ def load_model(args: Namespace) -> LoadedModel:
         lm,
         None if args.no_chat_template else prompt_format(args, lm.tokenizer),
         description=source.description,
+        fingerprint=weights_hash(args, source, Ranks()),
         decisive=computation(args, source, lm),
         texts_at_once=args.evaluation_batch_size if "evaluation_batch_size" in args.given else None,
         may_think=args.enable_thinking != "false",

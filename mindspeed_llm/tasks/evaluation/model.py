@@ -39,7 +39,8 @@ class EvaluatedModel:
     the blank that parts them from a plain prompt, and with tokens of their own.
 
     Models that think first are read behind their thoughts; behind a thought without an end there is nothing. The
-    benchmark's stop strings do not end their replies: they would end the first line of a thought.
+    benchmark's stop strings do not end what they write, as they would end the first line of a thought: its reply is cut
+    at them afterwards, where it has begun.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class EvaluatedModel:
         template: PromptFormat | None,
         *,
         description: str,
+        fingerprint: str | None,
         decisive: Mapping[str, Any],
         texts_at_once: int | None = None,
         may_think: bool = True,
@@ -56,6 +58,7 @@ class EvaluatedModel:
         Args:
             template: the form of prompts; None: as they are.
             description: what was loaded, the same on any number of ranks.
+            fingerprint: hash of its weights; None where there is none.
             decisive: how the model computes, besides its weights.
             texts_at_once: the most that likelihoods are computed of in one forward pass; None: as many as are useful.
             may_think: whether a model that knows how to think does so in a conversation.
@@ -65,7 +68,7 @@ class EvaluatedModel:
         self.replica, self.replicas = lm.backend.replica, lm.backend.replicas
         self.is_first_of_replica = lm.backend.is_first_of_replica
         self.batch_size, self.max_length = lm.batch_size, lm.max_length
-        self.description, self.fingerprint = description, lm.fingerprint
+        self.description, self.fingerprint = description, fingerprint
         self.decisive: Mapping[str, Any] = {
             **decisive,
             "chat_template": None if template is None else template.name,
@@ -170,9 +173,17 @@ class EvaluatedModel:
             elif self.thinks and (opened[number] or text.lstrip().startswith(_THOUGHTS_BEGIN)):
                 # Not every text without the mark: models that know it may also answer without a thought.
                 begins_at, has_no_end = len(text), True
+            if self.thinks:
+                text = text[: _first_of(asked[number][1].stop, text, begins_at)]
             on_answer(
                 asked[number][0],
                 Answer(raw=text, begins_at=begins_at, thought_has_no_end=has_no_end, cut_tokens=cut[number]),
             )
 
         self._lm.generate(requests, batch_size=self.batch_size, on_done=on_done)
+
+
+def _first_of(strings: Sequence[str], text: str, start: int) -> int:
+    """Where the first of the strings stands in a text behind a place; its end where none does."""
+    places = (text.find(string, start) for string in strings if string)
+    return min((place for place in places if place >= 0), default=len(text))

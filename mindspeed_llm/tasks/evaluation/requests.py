@@ -30,7 +30,7 @@ class Answer:
     """What a model says to a request."""
 
     raw: str | tuple[float, ...]
-    """The new text, or one number for each continuation."""
+    """The new text up to the first stop string (that of thoughts apart), or one number for each continuation."""
     begins_at: int = 0
     """Where the answer begins in a text: behind the thoughts of a model that thinks first."""
     thought_has_no_end: bool = False

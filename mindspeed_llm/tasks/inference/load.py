@@ -132,16 +132,16 @@ def _batch_size(args: Namespace) -> int:
 
 
 def weights_fingerprint(args: Namespace, source: ModelSource) -> str | None:
-    """What tells the weights from others of the same shapes, adapters and their model taken together; None where no
-    file has any (a hub id).
+    """What tells the weights from others of the same shapes at a look, adapters and their model taken together; None
+    where no file has any (a hub id). Weights that differ in a few rows of a tensor may have the same.
     """
     from mindspeed_llm.fsdp2.config.weight_layout import fingerprint
 
-    found = list(_weight_files(args, source))
+    found = list(weight_files(args, source))
     return fingerprint(found) if found else None
 
 
-def _weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
+def weight_files(args: Namespace, source: ModelSource) -> Iterator[Path]:
     """The files of weights, in an order that does not depend on where the folders lie."""
     for folder in _weight_folders(args, source):
         # Of the Megatron backend each rank has a folder.

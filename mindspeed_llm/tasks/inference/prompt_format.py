@@ -13,7 +13,8 @@ from mindspeed_llm.tasks.preprocess.records import Conversation, Message
 from mindspeed_llm.tasks.preprocess.render import TemplateRenderer
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
-_THINKING = {"true": True, "false": False, "none": None}
+THINKING = {"true": True, "false": False, "none": None}
+"""What templates are told with each value of --enable-thinking; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def prompt_format(args: Namespace, tokenizer: Tokenizer, *, is_chat: bool = Fals
     Raises:
         UserError: there is no such template, or it does not fit the tokenizer.
     """
-    thinking = _THINKING[args.enable_thinking]
+    thinking = THINKING[args.enable_thinking]
     if args.prompt_type is not None:
         template = named_template(args)
         renderer = TemplateRenderer(

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation import lm_eval_adapter
+from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 from tests.support.tokenizer_files import byte_level_bpe
 from tests.support.tokenizers import CHATML_TEMPLATE
 from tests.support.toys import build_toy
@@ -284,6 +285,30 @@ def test_conversations_are_those_of_lm_evals_model(ours, theirs) -> None:
         begun, add_generation_prompt=False
     )
     assert ours.chat_template(True) == theirs.chat_template(True) == CHATML_TEMPLATE
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_templates_are_told_whether_to_think(model: Path, theirs, value: bool) -> None:
+    from lm_eval.models import utils
+    from lm_eval.models.huggingface import HFLM
+
+    other = HFLM(pretrained=theirs.model, tokenizer=str(model), enable_thinking=value, think_end_token="</think>")
+    template = "{{ messages[0]['content'] }} {{ enable_thinking is defined and enable_thinking }}"
+    other.tokenizer.chat_template = template
+    tokenizer = as_tokenizer(PreTrainedTokenizerFast.from_pretrained(model, chat_template=template))
+    text = "<think>A fox.</think>\n\nThe</think> dog"
+    lm = SimpleNamespace(
+        tokenizer=tokenizer,
+        max_length=2048,
+        request=lambda ids, **_: ids,
+        generate=lambda part: [SimpleNamespace(text=text) for _ in part],
+        backend=SimpleNamespace(replica=0, replicas=1),
+    )
+    mine = lm_eval_adapter.lm_eval_model(lm, name="toy", enable_thinking=value)
+    talk = [{"role": "user", "content": "Who jumps?"}]
+    assert mine.apply_chat_template(talk) == other.apply_chat_template(talk) == f"Who jumps? {value}"
+    read = utils.postprocess_generated_text(text, [], "</think>" if value else None)
+    assert mine.generate_until(_instances("generate_until", ("Who?", {"until": ["."]}))) == [read]
 
 
 def test_copies_of_a_model_share_the_work(monkeypatch) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mindspeed_llm.errors import UserError
@@ -144,6 +145,22 @@ def test_a_model_that_thinks_is_read_behind_its_thoughts(
     assert seen[0].stop_strings == ()
 
 
+@pytest.mark.parametrize("thought", ["", "<think>\nQuestion: what?\n</think>\n\n"])
+def test_a_reply_is_cut_where_that_of_other_models_ends(
+    conversation: EvaluatedModel, monkeypatch: pytest.MonkeyPatch, thought: str
+) -> None:
+    """Whether the model has thought or not; a benchmark's reading of the last number would find the second one."""
+    text = f"{thought}It is 18.\n#### 18\n\nQuestion: What is 2 + 3?\n#### 5"
+
+    def generate(requests, *, batch_size, on_done) -> None:
+        on_done(0, Completion(token_ids=(1,), text=text, logprobs=(0.0,), finish_reason="length"))
+
+    monkeypatch.setattr(conversation._lm, "generate", generate)
+    (answer,) = _answers(conversation, [Generate(prompt="Hi", stop=("Question:", "#### 5", ""), max_new_tokens=9)])
+    assert answer.raw == f"{thought}It is 18.\n#### 18\n\n"
+    assert answer.raw[answer.begins_at :] == "It is 18.\n#### 18\n\n"
+
+
 @pytest.mark.parametrize(
     ("template", "text", "read"),
     [
@@ -183,6 +200,15 @@ def test_the_form_of_prompts_is_what_the_flags_say(plain: EvaluatedModel, folder
     assert named.decisive["chat_template"] == thinking.decisive["chat_template"] == "template qwen3"
     assert named.decisive["asked_as"] != thinking.decisive["asked_as"]
     assert plain.fingerprint == named.fingerprint is not None
+
+
+def test_a_few_changed_rows_are_another_model(plain: EvaluatedModel, folder: Path, tmp_path: Path) -> None:
+    """As of new tokens that were trained alone. The samples of one are not those of the other."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][64:90] *= -3
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    assert _model(other).fingerprint != plain.fingerprint == _model(folder).fingerprint
 
 
 def test_an_answer_that_leaves_no_room_is_named(plain: EvaluatedModel) -> None:
