@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from mindspeed_llm.errors import UserError
+from mindspeed_llm.errors import UserError, in_one_line
 from mindspeed_llm.fsdp2.checkpoint.hf_load import load_weights, read_weight_map
 from mindspeed_llm.fsdp2.checkpoint.hf_names import ModelWeights
 from mindspeed_llm.fsdp2.config.config import Config
@@ -137,11 +137,19 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
             revision=config.model_revision,
             token=config.hf_hub_token,
         )
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        StrictDataclassError,
+    ) as error:
         where = "has no usable config.json"
         if not Path(source).is_dir():
             where = "is no folder here, and as a hub id it could not be fetched"
-        raise UserError(f"model.model_name_or_path: {source} {where} ({error})") from error
+        raise UserError(f"model.model_name_or_path: {source} {where} ({in_one_line(error)})") from error
     if config.model_id is not None and model_config.model_type != config.model_id:
         raise UserError(
             f"model.model_id: {config.model_id}, but {source}/config.json has model_type {model_config.model_type}; "
@@ -227,9 +235,19 @@ def _implementations(config: Config, model_config: PretrainedConfig) -> dict[str
 
 
 def load_generation_config(config: ModelConfig, source_config: PretrainedConfig) -> GenerationConfig:
-    """The sampling defaults that stand beside the weights, or those that follow from the model's configuration."""
+    """The sampling defaults that stand beside the weights, or those that follow from the model's configuration.
+
+    Raises:
+        UserError: their file is damaged.
+    """
     if (Path(config.model_name_or_path) / "generation_config.json").is_file():
-        return GenerationConfig.from_pretrained(config.model_name_or_path)
+        try:
+            return GenerationConfig.from_pretrained(config.model_name_or_path)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{config.model_name_or_path}/generation_config.json cannot be read ({in_one_line(error)}); expected a "
+                "JSON object as transformers writes it"
+            ) from error
     return GenerationConfig.from_model_config(source_config)
 
 

@@ -38,16 +38,25 @@ def of_generation_config(folder: Path | None) -> list[int]:
     """The ends of text that a model directory names for generation; empty where it names none.
 
     Raises:
-        UserError: its file is damaged.
+        UserError: its file is damaged, or names no ids of tokens.
     """
     file = None if folder is None else folder / _FILE
     if file is None or not file.is_file():
         return []
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}); expected a JSON object") from error
-    return as_ids(found)
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds a {type(content).__name__}; expected a JSON object")
+    found = content.get("eos_token_id")
+    ids = as_ids(found)
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise UserError(
+            f"{file}: eos_token_id {json.dumps(found)}; expected the id of a token (a whole number from 0), or a list "
+            "of ids. Copy the file of the model again, or take the field out"
+        )
+    return ids
 
 
 def as_ids(eos_token_id: int | list[int] | None) -> list[int]:

@@ -21,6 +21,7 @@ from mindspeed_llm.fsdp2.models.model_factory import (
     ModelFactory,
     build_on_meta,
     check_weights,
+    load_generation_config,
     load_model_config,
 )
 from tests.distributed.rows import toy_config
@@ -40,11 +41,31 @@ def test_the_family_that_is_named_must_be_the_one_of_the_files(tmp_path: Path) -
         load_model_config(ModelConfig(model_name_or_path=folder, model_id="qwen3_moe"))
 
 
-@pytest.mark.parametrize("text", ['{"model_type": "no_such_family"}', "{", "{}", "[]", '{"model_type": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model_type": "no_such_family"}',
+        "{",
+        "{}",
+        "[]",
+        '{"model_type": 3}',
+        '{"model_type": "llama", "hidden_size": "64"}',
+        '{"model_type": "llama", "num_attention_heads": 0}',
+        '{"model_type": "llama", "dtype": "nope"}',
+    ],
+)
 def test_an_unusable_config(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"model\.model_name_or_path: .* has no usable config\.json"):
         load_model_config(ModelConfig(model_name_or_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["[]", "{"])
+def test_an_unusable_generation_config(tmp_path: Path, text: str) -> None:
+    model = ModelConfig(model_name_or_path=write_config(tmp_path, model_type="llama"))
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json cannot be read .*; expected a JSON object"):
+        load_generation_config(model, load_model_config(model))
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:

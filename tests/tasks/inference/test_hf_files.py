@@ -14,6 +14,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.adapters.hf_files import check_directory, naming
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+GENERATION = "generation_config.json"
 QWEN3 = json.dumps({"model_type": "qwen3"})
 _OF_TRAINING = re.compile(r"\b(?:model|training|data)\.(?!safetensors)[a-z_]+|train")
 
@@ -29,6 +30,21 @@ _OF_TRAINING = re.compile(r"\b(?:model|training|data)\.(?!safetensors)[a-z_]+|tr
         ({CONFIG: "{", TOKENIZER: "{}", WEIGHTS: ""}, r"config.json is no valid JSON"),
         ({CONFIG: "[]", TOKENIZER: "{}", WEIGHTS: ""}, r"config.json holds a list; expected a JSON object"),
         ({CONFIG: "{}", TOKENIZER: "{}", WEIGHTS: ""}, r"config.json has no model_type"),
+        (
+            {CONFIG: '{"model_type": "a", "max_position_embeddings": "256"}', WEIGHTS: ""},
+            r'config.json: max_position_embeddings "256"; expected a whole number above 0',
+        ),
+        (
+            {CONFIG: '{"model_type": "a", "text_config": {"vocab_size": 0}}', WEIGHTS: ""},
+            r"config.json: text_config.vocab_size 0; expected",
+        ),
+        ({CONFIG: QWEN3, WEIGHTS: "", GENERATION: "[]"}, r"generation_config.json holds a list; expected a JSON"),
+        ({CONFIG: QWEN3, WEIGHTS: "", GENERATION: '{"eos_token_id": "x"}'}, r'eos_token_id "x"; expected the id of a'),
+        (
+            {CONFIG: QWEN3, WEIGHTS: "", GENERATION: '{"eos_token_id": [1, null]}'},
+            r"eos_token_id \[1, null\]; expected",
+        ),
+        ({CONFIG: QWEN3, WEIGHTS: "", GENERATION: '{"eos_token_id": -1}'}, r"eos_token_id -1; expected the id"),
         ({CONFIG: QWEN3, WEIGHTS: ""}, r"--load .* holds no tokenizer .* --tokenizer-name-or-path"),
         ({"adapter_config.json": "{}"}, r"--load = .* holds no config.json but an adapter"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from mindspeed_llm.errors import UserError, in_one_line
 from mindspeed_llm.platform import distributed
 
 if TYPE_CHECKING:
@@ -24,6 +26,14 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FOUND_BY_TRANSFORMERS = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
+
+_LOOKS_BOTH_WAYS: dict[str, tuple[object, ...]] = {
+    "is_causal": (False,),
+    "use_bidirectional_attention": (True, "all"),
+}
+"""Fields of configurations -> the values of models that are not causal. "vision" is about images only."""
+_PERMUTED = ("xlnet",)
+"""Types that predict tokens in any order: without a mask that generation makes for them, each sees all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +103,53 @@ def _load(model: PreTrainedModel, weights: object) -> None:
 
 
 def on_meta(named: ModelConfig, config: PretrainedConfig) -> PreTrainedModel:
-    """The model without memory, fp32."""
+    """The model without memory, fp32.
+
+    Raises:
+        UserError: config.json describes none that transformers can build, or one that is not causal.
+    """
     from mindspeed_llm.fsdp2.config.config import Config
     from mindspeed_llm.fsdp2.config.training_config import TrainingConfig
     from mindspeed_llm.fsdp2.models.model_factory import build_on_meta
 
     # A copy: building a model notes its type and implementations in the configuration.
     run = Config(model=named, training=TrainingConfig(output_dir=""))
-    return build_on_meta(run, copy.deepcopy(config))
+    file = Path(named.model_name_or_path) / "config.json"
+    try:
+        model = build_on_meta(run, copy.deepcopy(config))
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
+        raise UserError(
+            f"{file}: transformers cannot build the model of type {config.model_type!r} that it describes "
+            f"({type(error).__name__}: {in_one_line(error)}); copy the file of the model again"
+        ) from error
+    if reason := _why_not_causal(model):
+        raise UserError(
+            f"{file}: {reason}: {type(model).__name__} then computes each token from those behind it, too, and cannot "
+            "continue texts; expected a causal language model"
+        )
+    return model
+
+
+def _why_not_causal(model: PreTrainedModel) -> str | None:
+    """What of the configuration lets tokens see later ones; None of a causal language model.
+
+    Encoders that transformers also offers as language models, such as BERT, say in their layers whether they are used
+    as decoders; other models do not have that attribute, whatever their configuration says.
+    """
+    config = model.config.get_text_config()
+    if config.model_type in _PERMUTED:
+        return f"model_type {config.model_type!r}"
+    for name, values in _LOOKS_BOTH_WAYS.items():
+        if (value := getattr(config, name, None)) in values:
+            return f"{name} {json.dumps(value)}"
+    # Beside the decoder there may be an encoder, of images for example.
+    decoder = model.get_decoder() or model
+    modules = [module for module in decoder.modules() if isinstance(getattr(module, "is_decoder", None), bool)]
+    if any(not module.is_decoder and not getattr(module, "causal", False) for module in modules):
+        return "causal false" if hasattr(config, "causal") else "is_decoder false"
+    return None
 
 
 def fill(model: PreTrainedModel, dtype: torch.dtype, asked: Asked, read: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.stopping import of_generation_config
 
 _FIELDS = ("model.model_name_or_path", "model.adapter_name_or_path")
 # What the checks of training runs advise -> what helps here.
@@ -23,6 +24,7 @@ _ADVICE = {
     " here, and the adapter as model.adapter_name_or_path; or name": " here; or name",
     "training.merge_adapter, or merge_and_unload of PEFT, makes it": "merge_and_unload of PEFT makes it",
 }
+_NUMBERS = ("max_position_embeddings", "vocab_size")
 _TOKENIZERS = ("*token*", "*vocab*", "merges.txt", "*.model", "tekken.json")
 
 
@@ -49,18 +51,42 @@ def check_directory(folder: Path, *, has_other_tokenizer: bool) -> None:
         has_other_tokenizer: flags name a tokenizer, so that none need be here.
 
     Raises:
-        UserError: config.json is none of a model, or there are no weights, or no tokenizer.
+        UserError: config.json is none of a model, or damaged as `check_values` says; or there are no weights, or no
+            tokenizer.
     """
     from mindspeed_llm.fsdp2.config.model_config import ModelConfig
     from mindspeed_llm.fsdp2.config.model_files import check_model_files
 
     with naming("--load"):
         check_model_files(ModelConfig(model_name_or_path=str(folder)))
+    check_values(folder)
     if not has_other_tokenizer and not any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS):
         raise UserError(
             f"--load {folder} holds no tokenizer (such as tokenizer.json); copy it there, or name one with "
             "--tokenizer-name-or-path"
         )
+
+
+def check_values(folder: Path) -> None:
+    """Look at the values that texts and their ends depend on, in the files of a model directory: transformers takes
+    some that are none without a word.
+
+    Raises:
+        UserError: max_position_embeddings or vocab_size in config.json is no number above 0; generation_config.json is
+            damaged.
+    """
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    of_text = config.get("text_config")
+    for section, values in (("", config), ("text_config.", of_text if isinstance(of_text, dict) else {})):
+        for name in _NUMBERS:
+            value = values.get(name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UserError(
+                    f"{file}: {section}{name} {json.dumps(value)}; expected a whole number above 0. Copy the file of "
+                    "the model again"
+                )
+    of_generation_config(folder)
 
 
 def positions_of(folder: Path) -> int | None:

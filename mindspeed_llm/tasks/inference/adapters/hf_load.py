@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,8 @@ from mindspeed_llm.tasks.inference.adapters.hf_build import (
     prepare_adapters,
 )
 from mindspeed_llm.tasks.inference.adapters.hf_checkpoint import cached_folder, load_checkpoint
-from mindspeed_llm.tasks.inference.adapters.hf_files import naming
+from mindspeed_llm.tasks.inference.adapters.hf_files import check_values, naming
+from mindspeed_llm.tasks.inference.adapters.hf_peft import check_mergeable, merged_by_peft
 from mindspeed_llm.tasks.inference.kinds import Kind
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _load_directory(folder: Path, asked: Asked) -> PreTrainedModel:
 
     named = ModelConfig(model_name_or_path=str(folder), trust_remote_code=asked.trust_remote_code)
     check_model_files(named)
+    check_values(folder)
     return build_from_files(named, asked) if asked.shard else load_whole(named, asked)
 
 
@@ -112,6 +113,8 @@ def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[
     )
     with naming(f"the model of the adapter {folder}" if base_model is None else "--base-model"):
         check_model_files(dataclasses.replace(named, adapter_name_or_path=None))
+    check_values(base)
+    check_mergeable(folder / CONFIG)
     try:
         read_peft_config(folder / CONFIG, may_vary=True)
     except UserError as error:
@@ -119,7 +122,7 @@ def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[
             raise UserError(f"--load: {error}: another kind of adapter can only be loaded whole on each rank") from None
         with naming("--base-model"):
             model = load_whole(named, asked)
-        model = _merged_by_peft(model, folder)
+        model = merged_by_peft(model, folder)
     else:
         with naming("--load"):
             model = build_from_files(named, asked) if asked.shard else _with_plain_adapter(named, asked)
@@ -156,22 +159,6 @@ def _with_plain_adapter(named: ModelConfig, asked: Asked) -> PreTrainedModel:
     prepare_adapters(model)
     fill_adapters(model, named, seed=0)
     return merge_adapters(model)
-
-
-def _merged_by_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The kinds of adapters that are no plain LoRA."""
-    from peft import PeftModel
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Found missing adapter keys")
-        try:
-            return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-        except (UserWarning, ValueError, RuntimeError, KeyError, TypeError, NotImplementedError) as error:
-            text = " ".join(str(error).split())[:300]
-            raise UserError(
-                f"--load {folder} cannot be added to {type(model).__name__} ({text}); name the model that it was made "
-                "for with --base-model"
-            ) from error
 
 
 @contextmanager
