@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference import stopping
 from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.source import ModelSource, find_source, world_size_of
-from mindspeed_llm.tasks.inference.tokenizer import named_tokenizer
+from mindspeed_llm.tasks.inference.tokenizer import doubts, named_tokenizer, names_tokenizer
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,10 +46,13 @@ def load_causal_lm(args: Namespace, source: ModelSource | None = None, tokenizer
         )
     description = f"{source.description}; {', '.join(facts)}"
     _LOG.info("loaded %s", description)
+    ends = stopping.of_generation_config(folder)
+    for line in _doubts(args, tokenizer, backend.vocab_size, ends, folder):
+        _LOG.warning(line)
     return CausalLM(
         backend,
         tokenizer,
-        stop_ids=stopping.stop_ids(tokenizer, others=stopping.of_generation_config(folder)),
+        stop_ids=stopping.stop_ids(tokenizer, others=ends),
         batch_size=_batch_size(args),
         description=description,
         fingerprint=weights_fingerprint(args, source),
@@ -115,6 +118,23 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
         _spread(backend, world_size_of(args)),
     ]
     return backend, tokenizer, folder, facts
+
+
+def _doubts(
+    args: Namespace, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int], folder: Path | None
+) -> Iterator[str]:
+    """What is suspicious about the tokens of the model; `folder` is that of its own tokenizer."""
+    if names_tokenizer(args):
+        name = args.tokenizer_name_or_path
+        folder_of_tokenizer = Path(name) if name is not None and Path(name).is_dir() else None
+    else:
+        folder_of_tokenizer = folder
+    yield from doubts(tokenizer, vocab_size, folder_of_tokenizer)
+    if beyond := [end for end in ends if end >= vocab_size]:
+        yield (
+            f"{folder}/generation_config.json: eos_token_id {', '.join(map(str, beyond))}, but the model has "
+            f"{vocab_size} tokens: no answer ends there; expected ids below {vocab_size}"
+        )
 
 
 def _spread(backend: Backend, ranks: int) -> str:
