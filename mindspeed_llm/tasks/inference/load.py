@@ -12,6 +12,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference import stopping
 from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.source import ModelSource, find_source, world_size_of
+from mindspeed_llm.tasks.inference.source_tokenizer import early_tokenizer, required_tokenizer
 from mindspeed_llm.tasks.inference.tokenizer import doubts, named_tokenizer, names_tokenizer
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
@@ -65,6 +66,9 @@ def _load_hf(
     from mindspeed_llm.platform import distributed
     from mindspeed_llm.tasks.inference.adapters.hf_load import load_hf
 
+    # First, so that a mistake about it is not met behind the weights.
+    if tokenizer is None:
+        tokenizer = early_tokenizer(args, source)
     backend, folder = load_hf(
         source.path,
         source.kind,
@@ -90,12 +94,7 @@ def _load_megatron(args: Namespace, source: ModelSource) -> tuple[Backend, Token
     from mindspeed_llm.tasks.inference.megatron_model import complete
 
     complete(args, source)
-    tokenizer = named_tokenizer(args)
-    if tokenizer is None:
-        raise UserError(
-            f"--load {source.path} brings no tokenizer; name it with "
-            "--tokenizer-name-or-path (--tokenizer-type says its kind)"
-        )
+    tokenizer = required_tokenizer(args, source)
     if args.vocab_size is None and args.padded_vocab_size is None:
         args.vocab_size = len(tokenizer)
     from mindspeed_llm.tasks.inference.adapters.megatron_arguments import for_inference

@@ -13,14 +13,21 @@ def plan_text(args: Namespace, source: ModelSource, world_size: int) -> str:
     """What a run with these arguments would load.
 
     Raises:
-        UserError: the model does not fit its flags, or the ranks.
+        UserError: the model does not fit its flags, or the ranks; its tokenizer cannot be loaded.
     """
     lines = [f"Model            {source.description}", f"  backend        {source.backend}"]
-    lines += _megatron_lines(args, source, world_size) if source.backend == "megatron" else _hf_lines(args, world_size)
+    lines += (
+        _megatron_lines(args, source, world_size)
+        if source.backend == "megatron"
+        else _hf_lines(args, source, world_size)
+    )
     return "\n".join([*lines, "The arguments are valid."])
 
 
-def _hf_lines(args: Namespace, world_size: int) -> list[str]:
+def _hf_lines(args: Namespace, source: ModelSource, world_size: int) -> list[str]:
+    from mindspeed_llm.tasks.inference.source_tokenizer import early_tokenizer
+
+    early_tokenizer(args, source)
     spread = "one copy, sharded over all" if args.shard_weights else "a copy on each"
     return [f"Ranks            {world_size}: {spread}"]
 
@@ -28,13 +35,13 @@ def _hf_lines(args: Namespace, world_size: int) -> list[str]:
 def _megatron_lines(args: Namespace, source: ModelSource, world_size: int) -> list[str]:
     from mindspeed_llm.tasks.inference.adapters.megatron_arguments import for_inference
     from mindspeed_llm.tasks.inference.megatron_model import complete
-    from mindspeed_llm.tasks.inference.tokenizer import named_tokenizer
+    from mindspeed_llm.tasks.inference.source_tokenizer import required_tokenizer
     from mindspeed_llm.training.arguments.checks.parallel import smallest_world_size
     from mindspeed_llm.training.arguments.parameters import model_of, stages_of, whole_model
 
     complete(args, source)
-    tokenizer = named_tokenizer(args)
-    if args.vocab_size is None and args.padded_vocab_size is None and tokenizer is not None:
+    tokenizer = required_tokenizer(args, source)
+    if args.vocab_size is None and args.padded_vocab_size is None:
         args.vocab_size = len(tokenizer)
     checked = for_inference(args, world_size)
     model = model_of(checked)

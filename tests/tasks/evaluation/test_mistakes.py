@@ -24,6 +24,7 @@ from mindspeed_llm.tasks.evaluation.registry import find
 from mindspeed_llm.tasks.evaluation.results import writing
 from mindspeed_llm.tasks.inference.likelihood import _Sums
 from mindspeed_llm.tasks.inference.pairs import Row
+from tests.support.tokenizers import byte_tokenizer
 from tests.tasks.evaluation.data import write_all
 from tests.tasks.evaluation.models import Constant
 from tests.tasks.evaluation.test_main import _never
@@ -176,9 +177,12 @@ def test_the_question_itself_is_no_example(tmp_path: Path) -> None:
 def test_answers_that_leave_no_room_for_prompts(tmp_path: Path, asked: dict) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64, **_CONFIG}))
     (tmp_path / "model.safetensors").touch()
-    (tmp_path / "tokenizer.json").touch()
+    byte_tokenizer().save_pretrained(tmp_path)
     argv = ["--load", str(tmp_path), "--check", "--backend", "hf"]
     with pytest.raises(UserError, match=r"the model has 64 positions, .* answer of 64 tokens; make answers shorter"):
         main([*asked["gsm8k"], *argv, "--max-new-tokens", "64"])
     assert main([*asked["gsm8k"], *argv, "--max-new-tokens", "63"]) == 0
     assert main([*asked["boolq"], *argv]) == 0
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"tokenizer .*/empty"):
+        main([*asked["boolq"], *argv, "--tokenizer-name-or-path", str(tmp_path / "empty")])

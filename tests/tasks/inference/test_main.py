@@ -198,6 +198,24 @@ def test_answers_go_through_links(model: Path, rows: Callable[[Sequence[Any]], l
         main(["--load", "no", *flags])
 
 
+@pytest.mark.parametrize("own", [["--check"], []])
+def test_a_tokenizer_is_tried_before_the_model_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: list[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr("mindspeed_llm.tasks.inference.adapters.hf_load.load_hf", None)
+    argv = ["--load", str(model), "--prompt", "a", "--tokenizer-name-or-path", str(tmp_path / "there"), *own]
+    with pytest.raises(UserError, match=r"tokenizer .*/there"):
+        main(argv)
+    # One of its own that is damaged.
+    for file in model.iterdir():
+        (tmp_path / "there" / file.name).symlink_to(file)
+    (tmp_path / "there/tokenizer.json").unlink()
+    (tmp_path / "there/tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"there/tokenizer.json"):
+        main(["--load", str(tmp_path / "there"), "--prompt", "a", *own])
+
+
 def test_notices_before_the_work(
     model: Path, rows: Callable[[Sequence[Any]], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
