@@ -29,8 +29,9 @@
 #                              [about 5 minutes on 2 cores]
 #   generate_smollm2 [--prompts N] [--tokens N]
 #                              greedy answers of SmolLM2-135M-Instruct to 32 prompts of 4 to 120 tokens, 64 tokens each,
-#                              from its directory and from a checkpoint of the FSDP2 backend, one by one and with eight
-#                              in work: each token must be that of transformers.generate. [about 8 minutes on 2 cores]
+#                              from its directory, from a checkpoint of the FSDP2 backend, and by the Megatron backend on
+#                              one rank and in two stages, one by one and with eight in work: each token must be that of
+#                              transformers.generate. [about 15 minutes on 2 cores]
 #   lm_eval_smollm2 [--data DIR] [--limit N]
 #                              score SmolLM2-135M-Instruct with evaluation.py and with lm-eval: prompts, numbers, texts
 #                              and verdicts of every sample must agree. Questions of our own are asked for mmlu (both
@@ -184,7 +185,12 @@ job_generate_smollm2() {
     setup_environment "$here" dev,demo
     mkdir -p "$SOAK_OUT/generate_smollm2"
     "$PY" scripts/demo_model.py --out "$SOAK_OUT/generate_smollm2/model"
-    "$PY" -m tests.tasks.inference.smollm2 --model "$SOAK_OUT/generate_smollm2/model" "$@"
+    local compare=(tests.tasks.inference.smollm2 --model "$SOAK_OUT/generate_smollm2/model"
+        --wanted "$SOAK_OUT/generate_smollm2/wanted.json" "$@")
+    rm -f "$SOAK_OUT/generate_smollm2/wanted.json"
+    "$PY" -m "${compare[@]}"
+    "$PY" -m "${compare[@]}" --megatron
+    "$PY" -m torch.distributed.run --standalone --nproc_per_node 2 -m "${compare[@]}" --megatron
 }
 
 # Both backends on the same records; takes the name of the job, its default data and its options.
