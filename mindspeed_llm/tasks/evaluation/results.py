@@ -123,7 +123,7 @@ def read_results(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}), expected the {RESULTS} of an evaluation") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: no JSON ({error}), expected the {RESULTS} of an evaluation") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not _is_complete(content):
         raise UserError(f"{path}: expected the {RESULTS} of an evaluation, with field 'format' {FORMAT}")

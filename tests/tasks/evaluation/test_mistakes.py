@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from mindspeed_llm.tasks.inference.pairs import Row
 from tests.support.tokenizers import byte_tokenizer
 from tests.tasks.evaluation.data import write_all
 from tests.tasks.evaluation.models import Constant
+from tests.tasks.evaluation.report.results import made_up
 from tests.tasks.evaluation.test_main import _never
 
 _CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
@@ -77,6 +80,47 @@ def test_an_earlier_evaluation_must_have_a_task_in_common(asked: dict, tmp_path:
     (before / "samples.jsonl").write_text("[]\n")
     with pytest.raises(UserError, match=r"^--compare: .*samples.jsonl, line 1 is no sample"):
         main([*asked["mmlu"], "--output-dir", str(tmp_path / "now"), "--compare", str(before)], _never)
+
+
+_BROKEN = [
+    ("results.mmlu.total", None, "a whole number above 0"),
+    ("results.mmlu.correct", "x", "a whole number from 0 to 60"),
+    ("results.mmlu.accuracy", "a", "a number from 0 to 1"),
+    ("results.mmlu.accuracy", float("nan"), "a number from 0 to 1"),
+    ("results.mmlu.stderr", [], "a number that is not below 0, or null"),
+    ("results.mmlu.metric", 3, "the name of a metric"),
+    ("results.mmlu.metrics", [], "an object"),
+    ("results.mmlu.metrics.acc", 1, "an object"),
+    ("results.mmlu.subjects", [], "an object"),
+    ("results.mmlu.subjects.subject_0.accuracy", True, "a number from 0 to 1"),
+    ("tasks.mmlu", [], "an object"),
+]
+
+
+def test_fields_of_an_earlier_evaluation_are_checked_before_a_model_is_loaded(asked: dict, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    argv = [*asked["mmlu"], "--output-dir", str(tmp_path / "now"), "--compare", str(file)]
+    for name, value, expected in _BROKEN:
+        content, rows = made_up(1)
+        part: Any = content
+        *outer, last = name.split(".")
+        for key in outer:
+            part = part[key]
+        part[last] = value
+        file.write_text(json.dumps(content))
+        said = f"--compare: {file}: {name} is {json.dumps(value)}, expected {expected}; name a results.json"
+        with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+            main(argv, _never)
+    for text in ("[" * 100_000, '{"format": 1, "results": {}}'):
+        file.write_text(text)
+        with pytest.raises(UserError, match=r"^--compare: .*expected the results.json"):
+            main(argv, _never)
+    content, rows = made_up(1)
+    file.write_text(json.dumps(content))
+    for field, wrong in (("task", []), ("subject", {}), ("index", "1"), ("prompt", 1), ("correct", {"acc": "yes"})):
+        (tmp_path / "samples.jsonl").write_text(json.dumps({**rows[1], field: wrong}) + "\n")
+        with pytest.raises(UserError, match=r"^--compare: .*samples.jsonl, line 1 is no sample .*; move the file away"):
+            main(argv, _never)
 
 
 def test_an_earlier_evaluation_that_was_asked_otherwise_is_told(

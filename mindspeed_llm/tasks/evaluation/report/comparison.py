@@ -144,8 +144,24 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 row = json.loads(line)
-                if not isinstance(row, dict) or not {"task", "subject", "index", "prompt", "correct"} <= row.keys():
-                    raise UserError(f"--compare: {path}, line {number} is no sample of an evaluation")
+                if not _is_sample(row):
+                    raise UserError(
+                        f"--compare: {path}, line {number} is no sample of an evaluation; move the file away to "
+                        "compare scores alone"
+                    )
                 yield row
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"--compare: {path} cannot be read ({error}); move it away to compare scores alone") from error
+
+
+def _is_sample(row: Any) -> bool:
+    """Whether a row has all that a comparison uses."""
+    return (
+        isinstance(row, dict)
+        and all(isinstance(row.get(name), str) for name in ("task", "subject", "prompt"))
+        and type(row.get("index")) is int
+        and isinstance(row.get("correct"), dict)
+        and all(isinstance(verdict, bool) for verdict in row["correct"].values())
+    )
