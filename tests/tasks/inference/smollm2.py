@@ -101,7 +101,9 @@ def main() -> None:
     else:
         started = time.monotonic()
         wanted = reference(options.model, rows, options.tokens)
-        print(f"transformers.generate: {sum(map(len, wanted))} tokens in {time.monotonic() - started:.0f} s", flush=True)
+        print(
+            f"transformers.generate: {sum(map(len, wanted))} tokens in {time.monotonic() - started:.0f} s", flush=True
+        )
         if options.wanted is not None:
             options.wanted.write_text(json.dumps([asked, wanted]))
     for name, model in of_megatron(options.model) if options.megatron else of_transformers(options.model):
