@@ -13,10 +13,13 @@ import pytest
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.evaluation.arguments import evaluation_arguments
 from mindspeed_llm.tasks.evaluation.choosing import choose_all
+from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult
 from mindspeed_llm.tasks.evaluation.main import load_tasks, main
 from mindspeed_llm.tasks.evaluation.progress import Progress, progress_line
 from mindspeed_llm.tasks.evaluation.registry import BENCHMARKS
 from mindspeed_llm.tasks.evaluation.requests import Answer
+from mindspeed_llm.tasks.evaluation.scores import score
+from mindspeed_llm.tasks.evaluation.table import summary_line, table
 from mindspeed_llm.tasks.evaluation.tasks import fitted
 from tests.tasks.evaluation.data import write_all
 from tests.tasks.evaluation.execution.test_sandbox import needs_sandbox
@@ -102,10 +105,10 @@ def test_several_tasks_and_what_is_printed(tmp_path: Path, paths: dict, capsys: 
     flags = ["--max-eval-samples", "3", "--max-new-tokens", "1"]
     assert main([*argv, str(tmp_path), *flags], lambda args: Constant(" A")) == 0
     printed = capsys.readouterr().out
-    assert "gsm8k acc = 0/3=0.0" in printed
-    assert "mmlu acc = 2/6=0.3333333333333333" in printed
+    assert "gsm8k acc = 0/3=0.0 (flexible-extract)\n" in printed
+    assert "mmlu acc = 2/6=0.3333333333333333 (letter)\n" in printed
     lines = [line.split() for line in printed.splitlines()]
-    assert ["subject", "question_n", "correct", "acc", "stderr", "get_response"] in lines
+    assert ["subject", "question_n", "correct", "acc(letter)", "stderr", "get_response"] in lines
     assert ["anatomy", "3", "1", "0.3333", "0.3333", "0.3333"] in lines
     # Within each subject: sqrt(1/3 * 2/3 / 2) = 1/3; pooled over both: sqrt(2 * (1/9 * 2 * 3) / 4 / 6).
     assert ["total", "6", "2", "0.3333", "0.2357", "0.3333"] in lines
@@ -119,6 +122,31 @@ def test_several_tasks_and_what_is_printed(tmp_path: Path, paths: dict, capsys: 
         "task_data_path": [str(paths["gsm8k"]), str(paths["mmlu"])],
     }
     assert not (tmp_path / "unfinished").exists()
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_no_two_columns_have_one_name(original: bool) -> None:
+    """Whatever the headline is: its accuracy stands in the same column, under its name."""
+    for benchmark in BENCHMARKS.values():
+        headline = benchmark.original_metric if original else benchmark.headline
+        if headline is None:
+            continue
+        scores = {metric: score([metric == headline]) for metric in benchmark.answer.metrics}
+        result = BenchmarkResult(
+            name=benchmark.name, version="", headline=headline, subjects={}, total=scores, samples=(), warnings=()
+        )
+        _, names, total = (line.split() for line in table(result).splitlines())
+        assert len({*names}) == len(names) == len(scores) + 4
+        assert dict(zip(names, total, strict=True)) == {
+            **{"subject": "total", "question_n": "1", "correct": "1", "stderr": "-"},
+            **{metric: "0.0000" for metric in scores if metric != headline},
+            names[3]: "1.0000",
+        }
+        assert names[3] == ("acc" if headline == "acc" else f"acc({headline})")
+        line = summary_line(result)
+        assert line.startswith(f"{benchmark.name} acc = 1/1=1.0") and line.endswith(f" ({headline})") == (
+            headline != "acc"
+        )
 
 
 def test_a_conversation_does_not_go_on_with_a_text(paths: dict, tmp_path: Path) -> None:
