@@ -123,7 +123,7 @@ COMMAND = Command(
     refused={f"--{name}": "inference.py takes it" for name in _INFERENCE.split()},
     no_effect={
         "--use-kv-cache": "keys and values are always kept",
-        "--add-eos-token": "prompts end where the model goes on",
+        "--add-eos-token": "the tokenizer's files say what stands around a prompt",
         "--greedy": f"{_GREEDY} in any case",
         "--broadcast": "ranks that share a copy of the model work on the same samples in any case",
     },

@@ -15,6 +15,9 @@ from mindspeed_llm.tasks.inference.adapters.hf import HFBackend
 from mindspeed_llm.tasks.inference.adapters.hf_angles import AnglesCache, angle_borders
 from mindspeed_llm.tasks.inference.adapters.hf_cache import KeyValueCache
 from mindspeed_llm.tasks.inference.backend import Batch, Cache
+from mindspeed_llm.tasks.inference.causal_lm import CausalLM
+from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
+from tests.support.tokenizers import byte_tokenizer
 
 VOCABULARY, BORDER, POSITIONS = 97, 8, 32
 SIZES = {
@@ -127,3 +130,28 @@ def test_an_interruption_leaves_no_wrong_angles(model: PreTrainedModel, monkeypa
         patch.setattr(check.backend, "_forward", interrupted)
         check.feed(cache, (0, 0, 6, 4))
     check.feed(cache, (0, 0, 6, 4), (1, 1, 5, 1))
+
+
+def test_answers_are_those_of_generate_where_it_keeps_no_keys_of_other_angles(model: PreTrainedModel) -> None:
+    """Phi-3 computes them anew itself; Llama does not, and only without a cache answers as one text alone."""
+    llama = build(LlamaConfig(**SIZES, rope_scaling=LONG | {"original_max_position_embeddings": BORDER, "factor": 4.0}))
+    random = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(1, VOCABULARY, (length,), generator=random).tolist() for length in (4, 5, 6, 7, 8, 12)]
+    for whole, options in ((model, {}), (llama, {"use_cache": False})):
+        lm = CausalLM(
+            HFBackend(copy.deepcopy(whole), device=torch.device("cpu")),
+            as_tokenizer(byte_tokenizer()),
+            stop_ids=frozenset(),
+        )
+        answers = lm.generate([lm.request(prompt, max_new_tokens=10) for prompt in prompts], batch_size=3)
+        assert [list(answer.token_ids) for answer in answers] == [continued(whole, text, **options) for text in prompts]
+    cached, uncached = ([continued(llama, text, use_cache=keeps) for text in prompts] for keeps in (True, False))
+    assert cached != uncached and cached[-1] == uncached[-1], "what the guide says of it"
+
+
+def continued(model: PreTrainedModel, text: list[int], **options: bool) -> list[int]:
+    """What `generate` of transformers answers to a text alone."""
+    found = model.generate(
+        torch.tensor([text]), max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0, **options
+    )
+    return found[0, len(text) :].tolist()

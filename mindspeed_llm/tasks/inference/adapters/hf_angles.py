@@ -36,7 +36,8 @@ def _rope_type(parameters: dict[str, object]) -> object:
 
 class AnglesCache:
     """`backend.Cache` for such models. A text that grows beyond a border is computed anew once, with all its tokens;
-    what it had before stays as it was, as with `generate`.
+    the tokens that it had before stay as they are. So does `generate` for Phi-3, and with `use_cache=False` for every
+    model; else it keeps the keys with the angles of the shorter text.
     """
 
     def __init__(self, keys: KeyValueCache, borders: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ INFERENCE = Command(
     refused={f"--{name}": "evaluation.py takes it" for name in _EVALUATION.split()},
     no_effect={
         "--use-kv-cache": "keys and values are always kept",
-        "--add-eos-token": "prompts end where the model goes on",
+        "--add-eos-token": "the tokenizer's files say what stands around a prompt",
     },
 )
 
