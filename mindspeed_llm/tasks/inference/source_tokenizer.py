@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.adapters.hf_files import holds_tokenizer
 from mindspeed_llm.tasks.inference.source import ModelSource
 from mindspeed_llm.tasks.inference.tokenizer import named_tokenizer, names_tokenizer
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
@@ -17,6 +19,7 @@ def early_tokenizer(args: Namespace, source: ModelSource) -> Tokenizer | None:
     Raises:
         UserError: it cannot be loaded.
     """
+    _check_folder(args)
     if names_tokenizer(args):
         return named_tokenizer(args)
     return named_tokenizer(args, str(source.path)) if source.kind == "hf" and source.path.is_dir() else None
@@ -28,6 +31,7 @@ def required_tokenizer(args: Namespace, source: ModelSource) -> Tokenizer:
     Raises:
         UserError: nothing names one, or it cannot be loaded.
     """
+    _check_folder(args)
     tokenizer = named_tokenizer(args)
     if tokenizer is None:
         raise UserError(
@@ -35,3 +39,12 @@ def required_tokenizer(args: Namespace, source: ModelSource) -> Tokenizer:
             "--tokenizer-name-or-path (--tokenizer-type says its kind)"
         )
     return tokenizer
+
+
+def _check_folder(args: Namespace) -> None:
+    """Raise UserError for a folder without a tokenizer, which its loader says after seconds and in other words."""
+    name = args.tokenizer_name_or_path
+    if name is not None and (folder := Path(name).expanduser()).is_dir() and not holds_tokenizer(folder):
+        raise UserError(
+            f"--tokenizer-name-or-path {name} holds no tokenizer (such as tokenizer.json); name a folder that has one"
+        )

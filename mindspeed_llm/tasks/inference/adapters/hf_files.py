@@ -60,11 +60,16 @@ def check_directory(folder: Path, *, has_other_tokenizer: bool) -> None:
     with naming("--load"):
         check_model_files(ModelConfig(model_name_or_path=str(folder)))
     check_values(folder)
-    if not has_other_tokenizer and not any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS):
+    if not has_other_tokenizer and not holds_tokenizer(folder):
         raise UserError(
             f"--load {folder} holds no tokenizer (such as tokenizer.json); copy it there, or name one with "
             "--tokenizer-name-or-path"
         )
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether there are files that may be those of a tokenizer."""
+    return any(next(folder.glob(pattern), None) for pattern in _TOKENIZERS)
 
 
 def check_values(folder: Path) -> None:
