@@ -216,6 +216,14 @@ def test_a_tokenizer_is_tried_before_the_model_is_loaded(
         main(["--load", str(tmp_path / "there"), "--prompt", "a", *own])
 
 
+def test_a_plan_without_a_tokenizer_is_refused(model: Path) -> None:
+    """Flags that describe all sizes, so that no file names one."""
+    sizes = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"]
+    argv = ["--load", str(model), "--use-mcore-models", "--check", *sizes, "--max-position-embeddings", "256"]
+    with pytest.raises(UserError, match=r"--load .* brings no tokenizer; name it with --tokenizer-name-or-path"):
+        main(argv)
+
+
 def test_notices_before_the_work(
     model: Path, rows: Callable[[Sequence[Any]], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
