@@ -19,7 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from mindspeed_llm.platform.device import current_device
-from mindspeed_llm.tasks.inference.greedy import padded
+from mindspeed_llm.tasks.inference.greedy import NO_TOKEN, padded
 from mindspeed_llm.training.setup import TrainingModel
 
 _STEP = 64
@@ -94,7 +94,8 @@ def _forward_step(vocab_size: int, batches: Iterator[_Batch], model: nn.Module) 
 
 
 def best_of_shard(logits: Tensor, first: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row, and its token. Rows of the embedding that only fill it up are no tokens.
+    """The largest logit of each row, and its token (NO_TOKEN where the logit is no finite number). What only fills up
+    the embedding is no token.
 
     Args:
         logits: of this rank's part of the padded vocabulary, [rows, part].
@@ -105,7 +106,7 @@ def best_of_shard(logits: Tensor, first: int, vocab_size: int) -> tuple[Tensor, 
         logits = logits.clone()
         logits[:, max(vocab_size - first, 0) :] = -torch.inf
     values, places = logits.float().max(dim=-1)
-    return values, places + first
+    return values, (places + first).masked_fill(~values.isfinite(), NO_TOKEN)
 
 
 def _best_of_shards(values: Tensor, tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.greedy import NO_TOKEN
 from mindspeed_llm.tasks.inference.prompts import first_prompts
 from mindspeed_llm.training.data.datasets import build_datasets
 from mindspeed_llm.training.next_tokens import best_of_shard
@@ -60,3 +61,10 @@ def test_what_fills_up_the_vocabulary_is_no_token() -> None:
     values, _ = best_of_shard(logits, 8, 7)
     assert values.tolist() == [-torch.inf, -torch.inf]
     assert logits[0, 3] == 0.0, "the logits themselves stay"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_have_no_next_token(value: float) -> None:
+    """Training may go on with them; the other rows have theirs."""
+    logits = torch.tensor([[0.0, value, 2.0], [0.0, 1.0, 2.0]])
+    assert best_of_shard(logits, 3, 6)[1].tolist() == [NO_TOKEN, 5]

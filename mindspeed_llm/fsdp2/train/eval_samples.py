@@ -14,7 +14,7 @@ from mindspeed_llm.fsdp2.config.config import Config
 from mindspeed_llm.fsdp2.data.data_factory import DataBundle
 from mindspeed_llm.fsdp2.data.renderers import chosen_template
 from mindspeed_llm.tasks.inference import eval_samples as inference
-from mindspeed_llm.tasks.inference.greedy import padded
+from mindspeed_llm.tasks.inference.greedy import NO_TOKEN, padded
 from mindspeed_llm.tasks.inference.stopping import as_ids, stop_ids
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
 
@@ -36,7 +36,8 @@ class ModelNextTokens:
             ids = padded(part, max(map(len, part))).to(self._device)
             logits = self._model(input_ids=ids, use_cache=False).logits
             last = torch.tensor([len(row) - 1 for row in part], device=self._device)
-            found.append(logits[torch.arange(len(part), device=self._device), last].argmax(dim=-1))
+            values, best = logits[torch.arange(len(part), device=self._device), last].max(dim=-1)
+            found.append(best.masked_fill(~values.isfinite(), NO_TOKEN))
         # On the CPU: the group has a backend for it beside the device's.
         tokens = torch.cat(found).cpu()
         dist.broadcast(tokens, src=0)

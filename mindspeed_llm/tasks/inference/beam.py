@@ -7,6 +7,7 @@ better than the worst of as many answers that are kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.backend import Batch, Cache
+from mindspeed_llm.tasks.inference.bounds import LENGTH_PENALTY
+from mindspeed_llm.tasks.inference.damage import refuse_damaged
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.sampling import choices, penalised
 from mindspeed_llm.tasks.inference.stop_strings import first_stop
@@ -23,8 +26,10 @@ from mindspeed_llm.tasks.inference.text_in_work import TextInWork
 if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 
-_NEVER = -1.0e9
-"""Added to the score of what must not be chosen. Not infinity, as in transformers: these still have an order."""
+_NEVER = float("-inf")
+"""The score of what must not be chosen. A finite one, as transformers has it, would be above that of answers where a
+low temperature, or an exponent of their lengths, makes large numbers.
+"""
 _MOST_DRAWN_FROM = 1 << 24
 """torch.multinomial draws from no more."""
 
@@ -43,18 +48,22 @@ class _Kept:
     """The best answers that have ended, best first; places that nothing has taken yet have no answer of worth."""
 
     beams: list[_Beam]
-    scores: Tensor
-    """[beams], fp32."""
-    has_ended: Tensor
-    """[beams], bool."""
+    ranks: Tensor
+    """[beams], fp64, of `_rank`."""
 
-    def add(self, candidates: list[_Beam], scores: Tensor, has_ended: Tensor) -> None:
+    def add(self, candidates: list[_Beam], ranks: Tensor) -> None:
         """Let candidates take the places of worse ones."""
-        merged = torch.cat([self.scores, scores + (~has_ended) * _NEVER])
+        merged = torch.cat([self.ranks, ranks])
         best = merged.topk(len(self.beams))[1]
         beams = [*self.beams, *candidates]
-        self.has_ended = torch.cat([self.has_ended, has_ended])[best]
-        self.beams, self.scores = [beams[place] for place in best.tolist()], merged[best]
+        self.beams, self.ranks = [beams[place] for place in best.tolist()], merged[best]
+
+
+def _rank(sums: Tensor, length: int, length_penalty: float) -> Tensor:
+    """Numbers that put sums of log-probabilities over their length to a power into order, the best first, also those of
+    different lengths: minus the logarithms of the quotients, which are numbers whatever the power is.
+    """
+    return length_penalty * math.log(length) - (-sums).clamp(min=0.0).log()
 
 
 def beam_search(
@@ -71,10 +80,13 @@ def beam_search(
             the best are taken.
 
     Raises:
-        UserError: there is no beam, or there are more than the model has tokens, or than can be drawn from.
+        UserError: there is no beam, or there are more than the model has tokens, or than can be drawn from; the penalty
+            is out of range; the model's logits are not numbers.
     """
     if beams < 1:
         raise UserError(f"--num-beams is {beams}; expected at least 1")
+    if not LENGTH_PENALTY.has(length_penalty):
+        raise UserError(f"--length-penalty is {length_penalty!r}; expected {LENGTH_PENALTY}")
     request = replace(request, sampling=replace(request.sampling, do_sample=sample))
     if beams == 1:
         return lm.generate([request])[0]
@@ -107,22 +119,18 @@ class _Search:
         beams = [_Beam()] * num
         scores = torch.full((num,), _NEVER, device=device)
         scores[0] = 0.0  # all begin alike: without this each candidate would be there several times
-        kept = _Kept([_Beam()] * num, torch.full_like(scores, _NEVER), torch.zeros_like(scores, dtype=torch.bool))
+        kept = _Kept([_Beam()] * num, torch.full((num,), _NEVER, dtype=torch.float64))
         cache = self._lm.backend.new_cache(num, len(self._request.prompt) + self._most_tokens - 1)
         logits = self._prefill(cache)
         for length in range(1, self._most_tokens + 1):
             candidates, sums, parents = self._candidates(beams, scores, logits)
-            ends = torch.tensor(
-                [length == self._most_tokens or self._has_ended(beam) for beam in candidates], device=device
-            )
-            going = (sums + ends * _NEVER).topk(num)[1]
-            scores = (sums + ends * _NEVER)[going]
+            ends = torch.tensor([length == self._most_tokens or self._has_ended(beam) for beam in candidates])
+            scores, going = sums.masked_fill(ends.to(device), _NEVER).topk(num)
+            ranks = _rank(sums.cpu().double(), length, self._length_penalty)
             # What ends further down was there only to leave enough that go on.
-            among_best = torch.arange(len(candidates), device=device) < num
-            kept.add(candidates, sums / length**self._length_penalty, ends & among_best)
-            worst = torch.where(kept.has_ended, kept.scores.min(), _NEVER)
-            can_improve = bool((scores[0] / length**self._length_penalty > worst).any())
-            if bool(ends.all()) or not can_improve:
+            kept.add(candidates[:num], ranks[:num].masked_fill(~ends[:num], _NEVER))
+            best_going = ranks.masked_fill(ends, _NEVER).max()
+            if bool(ends.all()) or bool(best_going <= kept.ranks.min()):
                 break
             chosen = going.tolist()
             beams = [candidates[place] for place in chosen]
@@ -158,6 +166,7 @@ class _Search:
         """(longer beams, their sums [candidates], the place of each one's parent), best first."""
         sampling = self._request.sampling
         logprobs = logits.float().log_softmax(-1)
+        refuse_damaged(logprobs.amax(-1))
         sums = (self._scores(logprobs, beams) + scores[:, None]).flatten()
         if sampling.do_sample:
             # On the CPU, so that the same are drawn wherever the model is.

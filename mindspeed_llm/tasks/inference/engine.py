@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.backend import Backend, Batch
+from mindspeed_llm.tasks.inference.damage import refuse_damaged
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.sampling import choose
 from mindspeed_llm.tasks.inference.slots import SHORTEST_PREFIX, Slots, common
@@ -153,8 +154,7 @@ class Engine:
 
     def _take_tokens(self, texts: list[TextInWork], logits: Tensor) -> list[Progress]:
         logarithms = logits.logsumexp(dim=-1)
-        if logarithms.isnan().any():
-            raise UserError("the model's logits are not numbers (NaN): its weights are damaged, or its training failed")
+        refuse_damaged(logarithms)
         tokens = choose(logits, [text.sampler for text in texts])
         logprobs = (logits.gather(-1, tokens[:, None])[:, 0] - logarithms).tolist()
         progress: list[Progress] = []

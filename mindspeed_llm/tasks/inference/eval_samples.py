@@ -81,7 +81,7 @@ class EvalSamples:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each prompt: `name` of the set where there are several, `index`, `prompt`, `answer`, `reference`,
-        `finish_reason` (stop, length). A collective: all ranks call it at the same place.
+        `finish_reason` (stop, length, nan). A collective: all ranks call it at the same place.
         """
         asked = [(name, index, item) for name, items in self.prompts.items() for index, item in enumerate(items)]
         answers = self.answers([prompt.ids for _, _, prompt in asked])

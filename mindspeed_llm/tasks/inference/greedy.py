@@ -9,10 +9,15 @@ from typing import Literal
 import torch
 
 NextTokens = Callable[[Sequence[Sequence[int]]], Sequence[int]]
-"""Rows of token ids, of any lengths from 1 on -> the most probable next token of each row.
+"""Rows of token ids, of any lengths from 1 on -> the most probable next token of each row, or NO_TOKEN.
 
 Of a model that is spread over ranks all must call it at the same place with the same rows, and all get the same tokens.
 """
+
+
+NO_TOKEN = -1
+"""Stands for the next token where the largest logit is NaN or infinite: no token is the most probable one."""
+FinishReason = Literal["stop", "length", "nan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +25,8 @@ class Answer:
     """What follows a prompt; the token that ended it is left out."""
 
     ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
+    """`nan`: the model's logits are no numbers. A run may go on with such a model, so this is no error."""
 
 
 def greedy_answers(
@@ -42,11 +48,13 @@ def greedy_answers(
     """
     rows = [list(prompt) for prompt in prompts]
     limits = [min(len(row) + max_new_tokens, max_length) for row in rows]
-    reasons: list[Literal["stop", "length"]] = ["length"] * len(rows)
+    reasons: list[FinishReason] = ["length"] * len(rows)
     # Rows that have ended are left out of the batch.
     while going := [n for n, row in enumerate(rows) if reasons[n] == "length" and len(row) < limits[n]]:
         for number, token in zip(going, next_tokens([rows[n] for n in going]), strict=True):
-            if token in stop_ids:
+            if token == NO_TOKEN:
+                reasons[number] = "nan"
+            elif token in stop_ids:
                 reasons[number] = "stop"
             else:
                 rows[number].append(token)

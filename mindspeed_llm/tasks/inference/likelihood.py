@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.backend import Backend, Batch, Cache
+from mindspeed_llm.tasks.inference.damage import refuse_damaged
 from mindspeed_llm.tasks.inference.pairs import Pair, Row, to_row
 from mindspeed_llm.tasks.inference.prefix_tree import Node, Step, build_tree, make_plan
 
@@ -215,7 +215,9 @@ class _Sums:
         if not flat:
             return
         logprobs = logits.float().log_softmax(-1)
-        best = logprobs.argmax(-1).tolist()
+        largest, best_tokens = logprobs.max(-1)
+        refuse_damaged(largest)
+        best = best_tokens.tolist()
         places = torch.tensor([place for place, _, _ in flat], device=logits.device)
         targets = torch.tensor([target for _, _, target in flat], device=logits.device)
         for (place, row, target), value in zip(flat, logprobs[places, targets].tolist(), strict=True):
@@ -230,8 +232,6 @@ class _Sums:
         result = Likelihood(
             logprob=math.fsum(self._logprobs[row]), is_greedy=self._is_greedy[row], tokens=self._lengths[row]
         )
-        if math.isnan(result.logprob):
-            raise UserError("the model's logits are not numbers (NaN): its weights are damaged, or its training failed")
         self._results[row] = result
         if self._on_done is not None:
             self._on_done(row, result)

@@ -14,26 +14,30 @@ import torch
 from torch import Tensor
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.bounds import REPETITION_PENALTY, TEMPERATURE, Bounds
 from mindspeed_llm.tasks.inference.generation import Sampling
 
 _REMOVED = float("-inf")
+_SHARE = Bounds(0.0, 1.0)
 _NUCLEUS = 512
 """Top-p hardly ever leaves more tokens: sorting these is enough then, and sorting a whole vocabulary takes long."""
 
 
 def check(sampling: Sampling) -> None:
     """Raise UserError for a value that no distribution can be made with."""
-    if not sampling.repetition_penalty > 0:
-        raise UserError(f"repetition penalty is {sampling.repetition_penalty}; expected a number above 0 (1: off)")
-    if not 0 < sampling.temperature < float("inf"):
+    if not REPETITION_PENALTY.has(sampling.repetition_penalty):
         raise UserError(
-            f"temperature is {sampling.temperature}; expected a number above 0 (for the most probable token each time, "
+            f"repetition penalty is {sampling.repetition_penalty!r}; expected {REPETITION_PENALTY} (1: off)"
+        )
+    if not TEMPERATURE.has(sampling.temperature):
+        raise UserError(
+            f"temperature is {sampling.temperature!r}; expected {TEMPERATURE} (for the most probable token each time, "
             "choose greedy decoding)"
         )
-    if sampling.top_k < 0:
-        raise UserError(f"top-k is {sampling.top_k}; expected a number of tokens, or 0 for all")
-    if not 0 <= sampling.top_p <= 1:
-        raise UserError(f"top-p is {sampling.top_p}; expected a probability from 0 to 1 (1 and 0: all tokens)")
+    if not isinstance(sampling.top_k, int) or sampling.top_k < 0:
+        raise UserError(f"top-k is {sampling.top_k!r}; expected a number of tokens, or 0 for all")
+    if not _SHARE.has(sampling.top_p):
+        raise UserError(f"top-p is {sampling.top_p!r}; expected a probability from 0 to 1 (1 and 0: all tokens)")
     if not -(2**63) <= sampling.seed < 2**64:
         raise UserError(f"the seed is {sampling.seed}; expected an integer of 64 bits")
 

@@ -95,7 +95,7 @@ def parse(
     actions = {name: action for action in parser._actions for name in action.option_strings}
     words, notices = _renamed(argv, surface)
     flags = _check_words(words, actions, surface)
-    found, others = parser.parse_known_args(words)
+    found, others = parser.parse_known_args(_joined(words, actions))
     if others:
         raise _stray(others[0], words, actions)
     values, inert = vars(found), surface.no_effect
@@ -174,6 +174,28 @@ def _renamed(argv: Sequence[str], surface: Surface) -> tuple[list[str], list[str
             notices.append(f"{flag} is the old name of {surface.deprecated[flag]}; it will go")
         words.append(surface.deprecated.get(flag, ALIASES.get(flag, flag)) + equals + value)
     return words, list(dict.fromkeys(notices))
+
+
+def _joined(words: Sequence[str], actions: Mapping[str, argparse.Action]) -> list[str]:
+    """The words with `--flag=-1e3` in place of `--flag -1e3`: argparse takes negative numbers with an exponent, or with
+    nothing behind their point, for flags.
+    """
+    joined: list[str] = []
+    for word in words:
+        before = actions.get(joined[-1]) if joined else None
+        if before is not None and before.nargs != 0 and re.match(r"-[\d.]", word) and _is_number(word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_words(words: Sequence[str], actions: dict[str, argparse.Action], surface: Surface) -> list[str]:

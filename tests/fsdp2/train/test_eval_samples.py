@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from mindspeed_llm.fsdp2.data.mg_samples import NextTokenSamples
 from mindspeed_llm.fsdp2.data.pairs import Pair
 from mindspeed_llm.fsdp2.data.sample import Collator, Sample
 from mindspeed_llm.fsdp2.data.sources import EvalSource
+from mindspeed_llm.fsdp2.train.eval_samples import ModelNextTokens
+from mindspeed_llm.tasks.inference.greedy import NO_TOKEN
 from mindspeed_llm.tasks.inference.prompts import first_prompts
 from tests.support.pool import RankPool
 from tests.support.runs import copy_run, exported, metrics, save_model, sft_data, write_config, write_conversations
@@ -137,3 +140,16 @@ def test_there_must_be_evaluation_data(folder: Path) -> None:
     )
     with pytest.raises(UserError, match=r"training\.eval_samples = 2 asks prompts of the evaluation data"):
         check_config(config, world_size=1)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_have_no_next_token(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may go on with them; the other rows have theirs."""
+    logits = torch.tensor([[0.0, value, 2.0], [0.0, 1.0, 2.0]])
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda *_, **__: None)
+    next_tokens = ModelNextTokens(
+        lambda **_: SimpleNamespace(logits=logits[:, None]),  # type: ignore[arg-type]
+        torch.device("cpu"),
+        micro_batch_size=2,
+    )
+    assert next_tokens([[1], [1]]) == [NO_TOKEN, 2]

@@ -15,6 +15,7 @@ from mindspeed_llm.tasks.inference import beam
 from mindspeed_llm.tasks.inference.adapters.hf import HFBackend
 from mindspeed_llm.tasks.inference.adapters.hf_cache import KeyValueCache
 from mindspeed_llm.tasks.inference.beam import beam_search
+from mindspeed_llm.tasks.inference.bounds import REPETITION_PENALTY, TEMPERATURE
 from mindspeed_llm.tasks.inference.causal_lm import CausalLM
 from mindspeed_llm.tasks.inference.generation import Request, Sampling
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
@@ -174,6 +175,35 @@ def test_one_beam_is_greedy_and_none_is_refused(lm, model) -> None:
     request = Request(prompt=(5,), max_new_tokens=2)
     with pytest.raises(UserError, match=r"--num-beams is 5: .* 5 x 4194304 of this model, .* Take 4 beams or fewer"):
         beam_search(wide, request, 5, sample=True)
+
+
+@pytest.mark.parametrize(("length_penalty", "of_theirs"), [(1e6, 6.0), (-1e3, -3.0)])
+def test_lengths_to_any_power(lm, model, ends, length_penalty: float, of_theirs: float) -> None:
+    """Where the length decides alone, and then the sum. transformers has numbers for smaller powers only."""
+    first = ends[tuple(PROMPTS[2])][:1]
+    (theirs,) = _theirs(model, PROMPTS[2], 4, ends=first, length_penalty=of_theirs)
+    assert (len(theirs) == NEW_TOKENS) == (length_penalty > 0)
+    assert list(_ours(lm, PROMPTS[2], 4, first, length_penalty=length_penalty).token_ids) == theirs
+
+
+def test_drawn_beams_have_an_answer_whatever_is_asked(lm) -> None:
+    """Sums are far below what stands for an answer that there is not in transformers."""
+    for options in ({"temperature": TEMPERATURE.low}, {"repetition_penalty": REPETITION_PENALTY.high}):
+        options = {"repetition_penalty": REPETITION_PENALTY.high, "temperature": TEMPERATURE.low} | options
+        answers = {_ours(lm, PROMPTS[2], 2, [], sample=True, seed=seed, **options).token_ids for seed in (0, 1)}
+        assert [len(answer) for answer in answers] == [NEW_TOKENS], "what is most probable is drawn"
+    with pytest.raises(UserError, match=r"--length-penalty is 10000000.0; expected a number from -1000000 to 1000000"):
+        _ours(lm, PROMPTS[1], 2, [], length_penalty=1e7)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_logits_that_are_no_numbers_are_reported(lm, model, sample: bool) -> None:
+    damaged = copy.deepcopy(model)
+    with torch.no_grad():
+        damaged.get_output_embeddings().weight[7] = float("nan")
+    found = CausalLM(PlainBackend(damaged), lm.tokenizer, stop_ids=frozenset())
+    with pytest.raises(UserError, match=r"logits are not numbers \(NaN\)"):
+        _ours(found, PROMPTS[1], 2, [], sample=sample)
 
 
 def test_answers_end_where_the_model_has_no_more_positions(lm) -> None:

@@ -297,11 +297,14 @@ def test_requests_that_cannot_be_answered(model: PreTrainedModel, request_: Requ
     assert not engine.busy
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(do_sample=True, top_p=0.5)])
-def test_logits_that_are_no_numbers_are_reported(sampling: Sampling) -> None:
+def test_logits_that_are_no_numbers_are_reported(sampling: Sampling, value: float) -> None:
     damaged = build_toy("llama").eval()
     with torch.no_grad():
-        damaged.lm_head.weight[7] = float("nan")
+        damaged.lm_head.weight[7:9] = 0.0
+        # One of the two logits is infinity, whatever the sign of what they are made of.
+        damaged.lm_head.weight[7:9, 0] = torch.tensor([value, -value])
     engine = Engine(PlainBackend(damaged), decode, slots=1, length=20)
     engine.add(Request(prompt=(3,), max_new_tokens=1, sampling=sampling))
     with pytest.raises(UserError, match="NaN"):

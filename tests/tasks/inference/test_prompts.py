@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.inference.greedy import greedy_answers, padded
+from mindspeed_llm.tasks.inference.greedy import NO_TOKEN, greedy_answers, padded
 from mindspeed_llm.tasks.inference.prompts import Prompt, Text, cut_at, first_prompts, prompt_of
 from mindspeed_llm.tasks.inference.stopping import as_ids, ends_of, of_generation_config, stop_ids
 from mindspeed_llm.tasks.preprocess.tokenizers import as_tokenizer
@@ -84,4 +84,7 @@ def test_answers_end_where_they_must() -> None:
         ([6, 7], "length"),
     ]
     assert asked == [[1, 2, 3], [2, 3, 4], [3]]
+    lost = iter([[5, NO_TOKEN], [6]])
+    found = greedy_answers([[1], [2]], lambda rows: next(lost), max_new_tokens=2, max_length=5, stop_ids={9})
+    assert [(answer.ids, answer.finish_reason) for answer in found] == [([5, 6], "length"), ([], "nan")]
     assert padded([[1, 2], [3]], 3).tolist() == [[1, 2, 0], [3, 0, 0]]

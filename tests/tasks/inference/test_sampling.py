@@ -16,6 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.tasks.inference.bounds import REPETITION_PENALTY, TEMPERATURE
 from mindspeed_llm.tasks.inference.generation import Sampling
 from mindspeed_llm.tasks.inference.sampling import Sampler, check, choices, choose
 
@@ -170,7 +171,10 @@ def test_the_penalty_sees_tokens_that_are_added() -> None:
     [
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 1e-38}, "temperature is 1e-38; expected a number from 1e-05 to 100000"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"repetition_penalty": 0.0}, "repetition penalty is 0.0"),
+        ({"repetition_penalty": 1e-39}, "repetition penalty is 1e-39; expected a number from 0.001 to 1000"),
         ({"top_k": -1}, "top-k is -1"),
         ({"top_p": 1.1}, "top-p is 1.1"),
         ({"seed": 2**64}, "seed is 18446744073709551616"),
@@ -180,3 +184,14 @@ def test_values_out_of_range_are_refused(values: dict[str, float], message: str)
     with pytest.raises(UserError, match=message):
         check(Sampling(do_sample=True, **values))
     check(Sampling(do_sample=True, temperature=0.01, top_k=0, top_p=0.0, seed=2**64 - 1))
+
+
+def test_at_the_bounds_there_are_tokens_to_draw() -> None:
+    """The lowest values draw the most probable token also where logits are large, whatever the number is."""
+    logits = torch.tensor([[-9e5, 8e5, 9e5, -1e5, 0.0]])
+    for penalty in (REPETITION_PENALTY.low, REPETITION_PENALTY.high):
+        sampling = Sampling(do_sample=True, temperature=TEMPERATURE.low, repetition_penalty=penalty)
+        found = choices(logits.expand(2, -1), sampling, [torch.tensor([0, 2])] * 2)
+        assert found.scores.isfinite().all()
+        tokens = found.drawn(torch.tensor([0.0, 0.999], dtype=torch.float64))
+        assert tokens.tolist() == ([2, 2] if penalty < 1 else [1, 1])

@@ -3,6 +3,7 @@
 import argparse
 
 from mindspeed_llm.flag import Group, count, number, one_of, positive, several, switch, value
+from mindspeed_llm.tasks.inference.bounds import LENGTH_PENALTY, REPETITION_PENALTY, TEMPERATURE
 
 TASKS = ("greedy", "do_sample", "beam_search", "beam_search_with_sampling", "chat")
 
@@ -13,21 +14,6 @@ _CHAT = "tasks.inference.chat"
 _SETTINGS = "tasks.inference.settings"
 _ANSWERING = "tasks.inference.answering"
 _SERVE = "tasks.inference.serve"
-
-
-def above_zero(text: str) -> float:
-    """A number above 0."""
-    found = number(text)
-    if found <= 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return found
-
-
-def _temperature(text: str) -> float:
-    try:
-        return above_zero(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error} (--task greedy takes the most probable tokens)") from None
 
 
 def _share(text: str) -> float:
@@ -86,16 +72,16 @@ GENERATION = Group(
         several("--stop", str, (), "texts that end an answer, besides the stop words of the template.", _SETTINGS),
         value(
             "--repetition-penalty",
-            above_zero,
+            REPETITION_PENALTY.read,
             1.0,
-            "above 1: tokens that the text has become less likely; a number above 0.",
+            f"above 1: tokens that the text has become less likely; {REPETITION_PENALTY}.",
             _SETTINGS,
         ),
         value(
             "--temperature",
-            _temperature,
+            TEMPERATURE.read,
             0.7,
-            "sampling: logits are divided by it; a number above 0 (--task greedy takes the most probable tokens).",
+            f"sampling: logits are divided by it; {TEMPERATURE} ({TEMPERATURE.hint}).",
             _SETTINGS,
         ),
         value("--top-k", count, 50, "sampling: draw one of so many most likely tokens; 0: of all.", _SETTINGS),
@@ -109,9 +95,10 @@ GENERATION = Group(
         value("--num-beams", positive, 2, "beam search: answers that are followed at once.", _ANSWERING),
         value(
             "--length-penalty",
-            number,
+            LENGTH_PENALTY.read,
             1.0,
-            "beam search: the sum of an answer's log-probabilities is divided by its length to this power.",
+            "beam search: the sum of an answer's log-probabilities is divided by its length to this power; "
+            f"{LENGTH_PENALTY}.",
             _ANSWERING,
         ),
         value(

@@ -1,6 +1,7 @@
 """Which model is asked, and in what form texts reach it."""
 
-from mindspeed_llm.flag import Group, count, integer, optional, positive, switch, value
+from mindspeed_llm.flag import Group, count, optional, positive, switch, value
+from mindspeed_llm.tasks.inference.bounds import SEED
 
 _LOAD = "tasks.inference.load"
 _SOURCE = "tasks.inference.source"
@@ -81,7 +82,12 @@ MODEL = Group(
             metavar="RANKS",
         ),
         value(
-            "--seed", integer, 1234, "start of the random numbers; each prompt has its own.", "tasks.inference.settings"
+            "--seed",
+            SEED.read,
+            1234,
+            "start of the random numbers; each prompt has its own.",
+            "tasks.inference.settings",
+            metavar="N",
         ),
     ),
 )

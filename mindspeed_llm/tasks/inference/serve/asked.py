@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_llm.tasks.inference.bounds import REPETITION_PENALTY, SEED, TEMPERATURE
 from mindspeed_llm.tasks.inference.generation import Sampling
 from mindspeed_llm.tasks.inference.serve.errors import bad_field
 from mindspeed_llm.tasks.inference.serve.fields import Fields, as_text, wrong_type
@@ -24,8 +25,8 @@ _MOST_PROMPTS = 1024
 _MOST_STOPS = 64
 _MOST_LOGPROBS = 20
 _MOST_TOKENS = 2**31
-# Below it the logits of all but the most probable token are so far off that they might as well be overflows.
-_LOWEST_TEMPERATURE = 1e-5
+# OpenAI's.
+_HIGHEST_TEMPERATURE = 2.0
 
 _IGNORED = frozenset(
     {
@@ -160,7 +161,7 @@ def _common(fields: Fields, *, max_new_tokens: int | None, top_logprobs: int | N
     # include_obfuscation pads chunks against who counts bytes on the wire; it changes no answer.
     options.check_names({"include_usage", "include_obfuscation"})
     count = fields.integer("n", 1, _MOST_ANSWERS) or 1
-    seed = fields.integer("seed", -(2**63), 2**63 - 1)
+    seed = fields.integer("seed", int(SEED.low), int(SEED.high))
     first = secrets.randbits(63) if seed is None else seed
     return Asked(
         max_new_tokens=max_new_tokens,
@@ -178,12 +179,12 @@ def _wrapped(seed: int) -> int:
 
 
 def _sampling(fields: Fields, *, seed: int) -> Sampling:
-    temperature = fields.number("temperature", 0.0, 2.0, 1.0)
+    temperature = fields.number("temperature", TEMPERATURE.low, _HIGHEST_TEMPERATURE, 1.0, also=0.0)
     top_p = fields.number("top_p", 0.0, 1.0, 1.0)
     top_k = fields.integer("top_k", -1, _MOST_TOKENS) or 0
-    penalty = fields.number("repetition_penalty", 1e-3, 1e3, 1.0)
+    penalty = fields.number("repetition_penalty", REPETITION_PENALTY.low, REPETITION_PENALTY.high, 1.0)
     # No share of the probability: the first token alone. (For `Sampling` 0 means all of them.)
-    if temperature < _LOWEST_TEMPERATURE or top_p == 0.0:
+    if temperature == 0.0 or top_p == 0.0:
         return Sampling(repetition_penalty=penalty, seed=seed)
     return Sampling(
         do_sample=True,

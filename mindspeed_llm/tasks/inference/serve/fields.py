@@ -75,13 +75,14 @@ class Fields:
             raise bad_field(name, f"{_shown(value)}; expected a whole number from {low} to {high}")
         return value
 
-    def number(self, name: str, low: float, high: float, default: float) -> float:
-        """A number from `low` to `high`."""
+    def number(self, name: str, low: float, high: float, default: float, *, also: float | None = None) -> float:
+        """A number from `low` to `high`, or the one number `also`."""
         value = self._values.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong_type(name, "a number", value)
-        if not (low <= value <= high and math.isfinite(value)):
-            raise bad_field(name, f"{_shown(value)}; expected a number from {low:g} to {high:g}")
+        if value != also and not (low <= value <= high and math.isfinite(value)):
+            other = "" if also is None else f", or {also:g}"
+            raise bad_field(name, f"{_shown(value)}; expected a number from {low:g} to {high:g}{other}")
         return float(value)
 
     def text(self, name: str) -> str | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.backend import Backend, Batch
+from mindspeed_llm.tasks.inference.damage import refuse_damaged
 
 # Elements of the logits of one call, 256 MiB in fp32.
 _MOST_LOGITS = 2**26
@@ -114,8 +114,7 @@ class Scorer:
             wanted=[(place, column) for place, piece in enumerate(pieces) for column in range(len(piece))],
         )
         logprobs = self._backend.forward(batch, self._cache).log_softmax(dim=-1)
-        if logprobs.isnan().any():
-            raise UserError("the model's logits are not numbers (NaN): its weights are damaged, or its training failed")
+        refuse_damaged(logprobs.amax(dim=-1))
         return logprobs
 
 

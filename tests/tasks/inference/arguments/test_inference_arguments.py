@@ -87,13 +87,18 @@ def test_switches_of_megatron_and_dtype_say_the_same(flags: str, dtype: str) -> 
         ("--port 80", "--port goes with --serve"),
         ("--serve --prompt a", "--prompt does not go with --serve"),
         ("--serve --prompt-file a", "--prompt-file does not go with --serve"),
-        ("--temperature 0", "expected a number above 0, found '0' .--task greedy takes"),
-        ("--temperature -1", "expected a number above 0, found '-1' .--task greedy takes"),
-        ("--temperature nan", "expected a number, found 'nan'"),
+        ("--temperature 0", "--temperature: expected a number from 1e-05 to 100000, found '0' .--task greedy takes"),
+        ("--temperature -1e-3", "expected a number from 1e-05 to 100000, found '-1e-3' .--task greedy takes"),
+        ("--temperature 1e-38", "expected a number from 1e-05 to 100000, found '1e-38' .--task greedy takes"),
+        ("--temperature nan", "expected a number from 1e-05 to 100000, found 'nan'"),
         ("--top-p 0", "expected a number above 0, up to 1, found '0'"),
         ("--top-p 1.5", "expected a number above 0, up to 1, found '1.5'"),
-        ("--repetition-penalty 0", "expected a number above 0, found '0'"),
-        ("--repetition-penalty -1", "expected a number above 0, found '-1'"),
+        ("--repetition-penalty 1e-39", "expected a number from 0.001 to 1000, found '1e-39'"),
+        ("--repetition-penalty -1", "expected a number from 0.001 to 1000, found '-1'"),
+        ("--length-penalty -1e7", "expected a number from -1000000 to 1000000, found '-1e7'"),
+        ("--seed 99999999999999999999", "--seed: expected a whole number from -9223372036854775808 to 92"),
+        ("--max-new-tokens -1e3", "expected a whole number of 1 or more, found '-1e3'"),
+        ("--bf16 -1e3", "--bf16 takes no value, found '-1e3'"),
         ("--max-new-tokens 0", "expected a whole number of 1 or more"),
         ("--max-eval-samples 3", "--max-eval-samples is not available: evaluation.py takes it"),
         ("--max-tokens 3", "unknown flag --max-tokens; did you mean --max-new-tokens"),
@@ -124,6 +129,12 @@ def test_contradictions_and_typos(flags: str, message: str) -> None:
 def test_flags_without_effect_are_named(flags: str, notice: str) -> None:
     [found] = inference_arguments(shlex.split(flags)).notices
     assert found.startswith(notice)
+
+
+@pytest.mark.parametrize("text", ["-1e3", "-1.5E-2", "-2.", "-.5", "-3"])
+def test_negative_numbers_in_any_notation_are_values(text: str) -> None:
+    args = inference_arguments(["--length-penalty", text, "--num-beams", "3"])
+    assert (args.length_penalty, args.num_beams) == (float(text), 3)
 
 
 def test_flags_of_training_are_at_their_defaults() -> None:

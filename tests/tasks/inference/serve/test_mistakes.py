@@ -74,6 +74,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 10**80}, "max_tokens", "many digits"),
     ({"temperature": -0.1}, "temperature", "-0.1"),
     ({"temperature": 3}, "temperature", "3"),
+    ({"temperature": 1e-38}, "temperature", "1e-38; expected a number from 1e-05 to 2, or 0"),
     ({"temperature": "hot"}, "temperature", "hot"),
     ({"temperature": 1e999}, "temperature", "JSON"),
     ({"top_p": 1.5}, "top_p", "1.5"),
