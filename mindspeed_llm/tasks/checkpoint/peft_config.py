@@ -29,6 +29,8 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "velora_config": (None,),
     "monteclora_config": (None,),
 }
+NOT_OF_WEIGHTS = ("layer_replication", "alora_invocation_tokens", "arrow_config")
+"""Those of them that PEFT cannot merge, or merges wrongly."""
 # Settings under which the product counts other than alpha / r times, or differently from layer to layer.
 ALIKE: dict[str, tuple[Any, ...]] = {
     "use_rslora": (None, False),
@@ -79,10 +81,12 @@ def read_peft_config(path: Path, *, may_vary: bool = False) -> dict[str, Any]:
     for name, harmless in (PLAIN if may_vary else PLAIN | ALIKE).items():
         if config.get(name) not in harmless:
             kept = "alpha / r * B A" if may_vary else "alpha / r * B A, alike on all layers,"
-            raise UserError(
-                f"{path}: {name} {config[name]!r}; only {kept} can be taken over. Merge it into the model with PEFT's "
-                "merge_and_unload instead"
+            advice = (
+                "No weights do the same, so that it cannot be merged into the model either: ask it with PEFT itself"
+                if name in NOT_OF_WEIGHTS
+                else "Merge it into the model with PEFT's merge_and_unload instead"
             )
+            raise UserError(f"{path}: {name} {config[name]!r}; only {kept} can be taken over. {advice}")
     for name, fits in (("rank_pattern", _is_rank), ("alpha_pattern", _is_alpha)):
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict) or not all(map(fits, pattern.values())):

@@ -50,8 +50,9 @@ def doubts(tokenizer: Tokenizer, vocab_size: int, folder: Path | None) -> Iterat
         names = _names(tokenizer, behind)
         yield (
             f"the tokenizer puts {names} behind every text ({_setting(folder)}): prompts without a chat template end "
-            f"in it. Answers and scores are those of a text that goes on after {names}, as with generate of "
-            "transformers and lm-eval, and usually poor; turn that off in the tokenizer's files if it is not meant"
+            "in it, answers go on behind it, and the likelihood of a choice counts it in place of the first token of "
+            "the choice; generate of transformers and lm-eval do the same. Answers and scores are usually poor: turn "
+            "it off in the tokenizer's files if it is not meant"
         )
     if 2 * len(tokenizer) < vocab_size:
         yield (

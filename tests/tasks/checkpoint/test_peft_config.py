@@ -11,7 +11,7 @@ import pytest
 from peft import LoraConfig
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.tasks.checkpoint.peft_config import ALIKE, PLAIN, read_peft_config
+from mindspeed_llm.tasks.checkpoint.peft_config import ALIKE, NOT_OF_WEIGHTS, PLAIN, read_peft_config
 
 
 def write(folder: Path, **changes: Any) -> Path:
@@ -46,8 +46,9 @@ def test_each_setting_is_refused_where_it_has_an_effect(tmp_path: Path, name: st
     if name in ALIKE:
         assert read_peft_config(path, may_vary=True)[name] == value
     else:
-        with pytest.raises(UserError, match=f"{name} True; only alpha / r"):
+        with pytest.raises(UserError, match=f"{name} True; only alpha / r") as error:
             read_peft_config(path, may_vary=True)
+        assert ("Merge it into the model" in str(error.value)) == (name not in NOT_OF_WEIGHTS)
 
 
 @pytest.mark.parametrize("begun", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "PiSSA"])

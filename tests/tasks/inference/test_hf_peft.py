@@ -85,6 +85,31 @@ def test_a_bias_of_the_adapter_is_merged_where_layers_have_one(tmp_path: Path) -
     assert float((wanted - without).std() / wanted.std()) > 0.01
 
 
+def test_embeddings_are_merged_where_they_are_no_output_head(base: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["embed_tokens", "q_proj"], task_type="CAUSAL_LM")
+    adapter = save_adapter(config, base, tmp_path / "adapter")
+    backend, _ = load_hf(adapter, "peft", base_model=base)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    wanted = expected(PeftModel.from_pretrained(plain, str(adapter)))
+    torch.testing.assert_close(ask(backend), wanted, rtol=0, atol=1e-5 * float(wanted.std()))
+    build_toy("llama_tied").save_pretrained(tmp_path / "tied")
+    adapter = save_adapter(config, tmp_path / "tied", tmp_path / "of_tied")
+    with pytest.raises(UserError, match="it computes something else than PEFT does with the adapter beside"):
+        load_hf(adapter, "peft", base_model=tmp_path / "tied")
+    config = LoraConfig(r=2, target_modules=["lm_head", "q_proj"], task_type="CAUSAL_LM")
+    adapter = save_adapter(config, tmp_path / "tied", tmp_path / "of_head")
+    with pytest.raises(UserError, match=r"the output head, .* would change both.* generate with PEFT itself"):
+        load_hf(adapter, "peft", base_model=tmp_path / "tied")
+
+
+def test_damaged_weights_of_an_adapter(base: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(lora(use_dora=True), base, tmp_path)
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(UserError, match=r"adapter_model.safetensors cannot be read .*; copy it again"):
+        load_hf(adapter, "peft", base_model=base)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -22,6 +22,9 @@ _ADVICE = {
         "to ask the model with the adapter, name their new folder with --load and this one with --base-model"
     ),
     " here, and the adapter as model.adapter_name_or_path; or name": " here; or name",
+    "an adapter would be for one of both only. Leave it out": (
+        "merged, the adapter would change both. To ask this one, generate with PEFT itself (PeftModel)"
+    ),
     "training.merge_adapter, or merge_and_unload of PEFT, makes it": "merge_and_unload of PEFT makes it",
 }
 _NUMBERS = ("max_position_embeddings", "vocab_size")

@@ -26,7 +26,7 @@ from mindspeed_llm.tasks.inference.adapters.hf_build import (
 )
 from mindspeed_llm.tasks.inference.adapters.hf_checkpoint import cached_folder, load_checkpoint
 from mindspeed_llm.tasks.inference.adapters.hf_files import check_values, naming
-from mindspeed_llm.tasks.inference.adapters.hf_peft import check_mergeable, merged_by_peft
+from mindspeed_llm.tasks.inference.adapters.hf_peft import check_mergeable, embedding_adapter, merged_by_peft
 from mindspeed_llm.tasks.inference.kinds import Kind
 
 if TYPE_CHECKING:
@@ -115,17 +115,22 @@ def _load_adapter(folder: Path, base_model: Path | None, asked: Asked) -> tuple[
         check_model_files(dataclasses.replace(named, adapter_name_or_path=None))
     check_values(base)
     check_mergeable(folder / CONFIG)
+    why_not_plain = None
+    if name := embedding_adapter(folder / WEIGHTS):
+        why_not_plain = f"{folder / WEIGHTS} has {name}, which is for an embedding"
     try:
         read_peft_config(folder / CONFIG, may_vary=True)
     except UserError as error:
-        if asked.shard:
-            raise UserError(f"--load: {error}: another kind of adapter can only be loaded whole on each rank") from None
+        why_not_plain = str(error)
+    if why_not_plain is None:
+        with naming("--load"):
+            model = build_from_files(named, asked) if asked.shard else _with_plain_adapter(named, asked)
+    elif asked.shard:
+        raise UserError(f"--load: {why_not_plain}: another kind of adapter can only be loaded whole on each rank")
+    else:
         with naming("--base-model"):
             model = load_whole(named, asked)
         model = merged_by_peft(model, folder)
-    else:
-        with naming("--load"):
-            model = build_from_files(named, asked) if asked.shard else _with_plain_adapter(named, asked)
     has_tokenizer = any((folder / name).is_file() for name in _TOKENIZER_FILES)
     return model, folder if has_tokenizer else base
 

@@ -60,6 +60,21 @@ def check_mergeable(config_file: Path) -> None:
             raise UserError(f"{config_file}: {name} {json.dumps(config[name])}; {reason}. {_INSTEAD}")
 
 
+def embedding_adapter(file: Path) -> str | None:
+    """The name of a tensor of LoRA for an embedding in an adapter's weights; None where it has none.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return next((name for name in tensors.keys() if ".lora_embedding_" in name), None)  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} cannot be read ({in_one_line(error)}); copy it again") from error
+
+
 def merged_by_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """`model` with the adapter in `folder` merged into its weights.
 
