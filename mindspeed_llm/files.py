@@ -94,14 +94,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text file so that a crash leaves the old content or the new one: temporary name, fsync, rename. Through a
-    symbolic link, its target is written.
+def write_durably(path: Path, text: str | Iterable[str], *, through_links: bool = False) -> None:
+    """Write a text file so that a crash leaves the old content or the new one: temporary name, fsync, rename.
 
     Args:
         text: the content, or its parts in order.
+        through_links: where `path` is a symbolic link write its target, as for files that users name. Else the link is
+            replaced: a run does not change the files of another one that it was put together from.
     """
-    path = behind_links(path)
+    if through_links:
+        path = behind_links(path)
     temporary = path.with_name(_temporary_name(path))
     try:
         with temporary.open("w", encoding="utf-8") as stream:

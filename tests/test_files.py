@@ -19,7 +19,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "results.json": lambda path: publish(path.parent, _RECORD, iter(())),
     "samples.jsonl": lambda path: publish(path.parent, {}, iter([_RECORD])),
     "metrics.jsonl": lambda path: _keep(path, lambda record: True),
-    "any": lambda path: write_durably(path, json.dumps(_RECORD)),
+    "any": lambda path: write_durably(path, json.dumps(_RECORD), through_links=True),
 }
 
 
@@ -44,7 +44,7 @@ def test_links_that_dangle(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "new")
     assert why_uncreatable(link) is None and not (tmp_path / "new").exists()
-    write_durably(link, iter(["a", "b"]))
+    write_durably(link, iter(["a", "b"]), through_links=True)
     assert link.is_symlink() and (tmp_path / "new").read_text() == "ab"
     lost = tmp_path / "lost"
     lost.symlink_to(tmp_path / "no/new")
@@ -53,9 +53,17 @@ def test_links_that_dangle(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(other)
     assert why_uncreatable(tmp_path / "one") == "Too many levels of symbolic links"
     with pytest.raises(OSError, match="Too many levels"):
-        write_durably(tmp_path / "one", "")
+        write_durably(tmp_path / "one", "", through_links=True)
     plain = Path("plain")
     assert behind_links(plain) is plain
+
+
+def test_a_link_that_was_not_named_by_a_user_is_replaced(tmp_path: Path) -> None:
+    """A run that was put together from links does not change the files of the other one."""
+    (tmp_path / "other").write_text("100")
+    (tmp_path / "tracker").symlink_to("other")
+    write_durably(tmp_path / "tracker", "5")
+    assert ((tmp_path / "tracker").read_text(), (tmp_path / "other").read_text()) == ("5", "100")
 
 
 def test_nothing_is_left_of_a_content_that_breaks_off(tmp_path: Path) -> None:

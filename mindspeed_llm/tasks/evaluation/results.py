@@ -96,8 +96,8 @@ def _row(task: str, sample: SampleResult) -> dict[str, Any]:
 def publish(folder: Path, content: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> None:
     """Write both files, each so that a crash leaves the old content or the new one; results.json comes last."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / SAMPLES, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    write_durably(folder / RESULTS, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    write_durably(folder / SAMPLES, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows), through_links=True)
+    write_durably(folder / RESULTS, json.dumps(content, ensure_ascii=False, indent=2) + "\n", through_links=True)
 
 
 @contextmanager

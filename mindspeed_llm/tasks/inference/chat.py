@@ -201,7 +201,9 @@ def _save(messages: list[Message], name: str) -> None:
         return
     row = {"messages": [{"role": message.role, "content": message.content} for message in messages]}
     try:
-        write_durably(Path(name).expanduser().absolute(), json.dumps(row, ensure_ascii=False) + "\n")
+        write_durably(
+            Path(name).expanduser().absolute(), json.dumps(row, ensure_ascii=False) + "\n", through_links=True
+        )
     except OSError as error:
         _say(f"{name} cannot be written: {error.strerror}")
     else:

@@ -77,7 +77,7 @@ def _write(output: Path, text: str) -> None:
     """Write the answers; where that fails, the work of hours is kept in another place."""
     try:
         output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        write_durably(output.absolute(), text)
+        write_durably(output.absolute(), text, through_links=True)
     except OSError as error:
         reason = f"--output-file {output} cannot be written: {error.strerror or error}"
         try:

@@ -45,7 +45,7 @@ def write_report(
         comparisons, verdicts = compare(results, rows, earlier, before)
     metrics = {task: score["metric"] for task, score in results["results"].items()}
     data = as_data(packed(rows, metrics, verdicts))
-    write_durably(path, "".join(_page(results, comparisons, earlier, data)))
+    write_durably(path, "".join(_page(results, comparisons, earlier, data)), through_links=True)
 
 
 def _page(

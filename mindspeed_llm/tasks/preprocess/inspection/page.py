@@ -37,7 +37,7 @@ def write_page(
         raise UserError(f"--html {target} is a folder; name a file")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(target, page(facts, samples, count, decoder, limits))
+        write_durably(target, page(facts, samples, count, decoder, limits), through_links=True)
     except OSError as error:
         raise UserError(f"--html {target} cannot be written: {error}") from error
 
