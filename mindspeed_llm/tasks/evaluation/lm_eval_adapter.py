@@ -295,13 +295,15 @@ def lm_eval_model(
 def _generation_request(lm: CausalLM, ids: Sequence[int], options: Mapping[str, Any], seed: int) -> Request:
     """What a task's `generation_kwargs` ask for; a long prompt loses its beginning, as in lm-eval."""
     from mindspeed_llm.tasks.inference.generation import Sampling
+    from mindspeed_llm.tasks.inference.sampling import check
 
     options = dict(options)
     until, new_tokens = options.pop("until", []), options.pop("max_gen_toks")
+    do_sample, temperature = options.pop("do_sample"), options.pop("temperature", 1.0)
     sampling = Sampling(
-        do_sample=options.pop("do_sample"),
+        do_sample=do_sample,
         # Without drawing lm-eval says 0.
-        temperature=options.pop("temperature", 1.0) or 1.0,
+        temperature=temperature if do_sample else 1.0,
         top_k=options.pop("top_k", 0),
         top_p=options.pop("top_p", 1.0),
         repetition_penalty=options.pop("repetition_penalty", 1.0),
@@ -312,6 +314,10 @@ def _generation_request(lm: CausalLM, ids: Sequence[int], options: Mapping[str, 
             f"the task generates with {', '.join(f'{key}={value!r}' for key, value in options.items())}, which is not "
             "known here; take it out of the generation_kwargs of its task file"
         )
+    try:
+        check(sampling)
+    except UserError as error:
+        raise UserError(f"the generation_kwargs of the task: {error}") from error
     room = lm.max_length - new_tokens
     if room < 1:
         raise UserError(

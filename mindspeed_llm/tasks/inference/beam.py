@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.backend import Batch, Cache
-from mindspeed_llm.tasks.inference.bounds import LENGTH_PENALTY
+from mindspeed_llm.tasks.inference.bounds import LENGTH_PENALTY, check_beams
 from mindspeed_llm.tasks.inference.damage import refuse_damaged
 from mindspeed_llm.tasks.inference.generation import Completion, Request
 from mindspeed_llm.tasks.inference.sampling import choices, penalised
@@ -30,8 +30,6 @@ _NEVER = float("-inf")
 """The score of what must not be chosen. A finite one, as transformers has it, would be above that of answers where a
 low temperature, or an exponent of their lengths, makes large numbers.
 """
-_MOST_DRAWN_FROM = 1 << 24
-"""torch.multinomial draws from no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +97,7 @@ class _Search:
         # As many as are sure to leave enough that go on, if each beam's best tokens are those that end it.
         self._tokens_kept = max(2, 1 + len(request.stop_ids))
         self._num_candidates = self._tokens_kept * beams
-        if self._num_candidates > lm.backend.vocab_size:
-            raise UserError(
-                f"--num-beams is {beams}: a search looks at {self._num_candidates} next tokens, the model has "
-                f"{lm.backend.vocab_size}. Take fewer beams."
-            )
-        if request.sampling.do_sample and beams * lm.backend.vocab_size > _MOST_DRAWN_FROM:
-            raise UserError(
-                f"--num-beams is {beams}: tokens are drawn from those of all beams together, {beams} x "
-                f"{lm.backend.vocab_size} of this model, and at most {_MOST_DRAWN_FROM} can be drawn from. Take "
-                f"{_MOST_DRAWN_FROM // lm.backend.vocab_size} beams or fewer, or search without drawing."
-            )
+        check_beams(beams, lm.backend.vocab_size, sample=request.sampling.do_sample, tokens_kept=self._tokens_kept)
         self._most_tokens = min(request.max_new_tokens, lm.max_length - len(request.prompt))
         self._generator = torch.Generator().manual_seed(request.sampling.seed)
         self._stop_strings = tuple(filter(None, request.stop_strings))

@@ -6,6 +6,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_llm.errors import UserError
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -48,3 +50,29 @@ REPETITION_PENALTY = Bounds(1e-3, 1e3, hint="1: off")
 LENGTH_PENALTY = Bounds(-1e6, 1e6, hint="0: sums are compared as they are")
 # As torch has them. Of each text or request the seed is one more, for which room is left above.
 SEED = Bounds(-(2**63), 2**63 - 1)
+# More texts have no use for any device; how many fit into memory is seen when it is reserved.
+BATCH_SIZE = Bounds(1, 2**16)
+_MOST_DRAWN_FROM = 1 << 24
+"""torch.multinomial draws from no more."""
+
+
+def check_beams(beams: int, vocab_size: int, *, sample: bool, tokens_kept: int = 2) -> None:
+    """Check how many answers a beam search is to follow.
+
+    Args:
+        tokens_kept: next tokens of each beam that are looked at; two at least.
+
+    Raises:
+        UserError: there are more than the model has tokens, or than can be drawn from.
+    """
+    if beams * tokens_kept > vocab_size:
+        raise UserError(
+            f"--num-beams is {beams}: a search looks at {beams * tokens_kept} next tokens, the model has {vocab_size}. "
+            "Take fewer beams."
+        )
+    if sample and beams * vocab_size > _MOST_DRAWN_FROM:
+        raise UserError(
+            f"--num-beams is {beams}: tokens are drawn from those of all beams together, {beams} x {vocab_size} of "
+            f"this model, and at most {_MOST_DRAWN_FROM} can be drawn from. Take {_MOST_DRAWN_FROM // vocab_size} "
+            "beams or fewer, or search without drawing."
+        )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_llm.tasks.inference.arguments.checks import check_beams_of
 from mindspeed_llm.tasks.inference.arguments.inference import inference_arguments
 from mindspeed_llm.tasks.inference.source import find_source, world_size_of
 
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
         from mindspeed_llm.tasks.inference.tokenizer import names_tokenizer
 
         check_directory(source.path, has_other_tokenizer=names_tokenizer(args))
+        check_beams_of(args, source.path)
     if source.backend == "megatron":
         from mindspeed_llm.tasks.inference.megatron_model import check
 

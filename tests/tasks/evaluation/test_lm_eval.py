@@ -273,6 +273,9 @@ def test_texts_are_those_of_lm_evals_model(ours, theirs) -> None:
     assert twice[0][0] != twice[0][1]
     with pytest.raises(UserError, match="the task generates with num_beams=3, which is not known here"):
         ours.generate_until(_instances("generate_until", ("The", {"num_beams": 3})))
+    for wrong in ({"temperature": 1e-38}, {"temperature": 0.0}, {"repetition_penalty": 1e-39}):
+        with pytest.raises(UserError, match=r"generation_kwargs of the task: .* expected a number from"):
+            ours.generate_until(_instances("generate_until", ("The", {"do_sample": True, **wrong})))
     with pytest.raises(UserError, match="answers of 4000 tokens, and the model has 2048 positions"):
         ours.generate_until(_instances("generate_until", ("The", {"max_gen_toks": 4000})))
 

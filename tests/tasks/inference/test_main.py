@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -214,6 +215,20 @@ def test_a_tokenizer_is_tried_before_the_model_is_loaded(
     (tmp_path / "there/tokenizer.json").write_text("{")
     with pytest.raises(UserError, match=r"there/tokenizer.json"):
         main(["--load", str(tmp_path / "there"), "--prompt", "a", *own])
+
+
+@pytest.mark.parametrize(
+    ("task", "beams", "message"),
+    [("beam_search", 2**19, "a search looks at 1048576"), ("beam_search_with_sampling", 33, "Take 32 beams or fewer")],
+)
+def test_too_many_beams_are_refused_before_the_model_is_loaded(
+    model: Path, tmp_path: Path, task: str, beams: int, message: str
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 2**19}), encoding="utf-8")
+    with pytest.raises(UserError, match=f"--num-beams is {beams}: .*{message}"):
+        main(["--load", str(folder), "--check", "--task", task, "--num-beams", str(beams)])
 
 
 def test_a_plan_without_a_tokenizer_is_refused(model: Path) -> None:

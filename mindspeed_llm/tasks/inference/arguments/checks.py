@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.inference.arguments.generation import TASKS
+from mindspeed_llm.tasks.inference.bounds import check_beams
 from mindspeed_llm.tasks.preprocess.templates import TEMPLATES_FILE, Template, load_template
 
 # What clients say in their requests, or cannot ask for.
@@ -127,6 +129,23 @@ def _idle(args: Namespace) -> Iterator[str]:
         for name in names:
             if name in args.given and not is_used:
                 yield f"{_flag(name)} has no effect without " + (f"--task {tasks}" if tasks else "--prompt-file")
+
+
+def check_beams_of(args: Namespace, folder: Path) -> None:
+    """Check --num-beams against the vocabulary of a model directory, as far as its config.json says it in the usual
+    words; what ends answers is not known yet, and may make a search need more tokens.
+
+    Raises:
+        UserError: there are more beams than a search can follow.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    of_text = config.get("text_config")
+    vocab_size = (of_text if isinstance(of_text, dict) else config).get("vocab_size")
+    if args.serve or args.num_beams == 1 or not isinstance(vocab_size, int):
+        return
+    for task in args.task:
+        if task.startswith("beam_search"):
+            check_beams(args.num_beams, vocab_size, sample=task == "beam_search_with_sampling")
 
 
 def _flag(dest: str) -> str:

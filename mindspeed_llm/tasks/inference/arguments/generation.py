@@ -3,7 +3,7 @@
 import argparse
 
 from mindspeed_llm.flag import Group, count, number, one_of, positive, several, switch, value
-from mindspeed_llm.tasks.inference.bounds import LENGTH_PENALTY, REPETITION_PENALTY, TEMPERATURE
+from mindspeed_llm.tasks.inference.bounds import BATCH_SIZE, LENGTH_PENALTY, REPETITION_PENALTY, TEMPERATURE
 
 TASKS = ("greedy", "do_sample", "beam_search", "beam_search_with_sampling", "chat")
 
@@ -103,10 +103,11 @@ GENERATION = Group(
         ),
         value(
             "--batch-size",
-            positive,
+            BATCH_SIZE.read,
             8,
-            "texts that are worked on at once (--prompt-file, --serve).",
+            f"texts that are worked on at once (--prompt-file, --serve); {BATCH_SIZE}.",
             "tasks.inference.load",
+            metavar="N",
         ),
     ),
 )

@@ -97,6 +97,7 @@ def test_switches_of_megatron_and_dtype_say_the_same(flags: str, dtype: str) -> 
         ("--repetition-penalty -1", "expected a number from 0.001 to 1000, found '-1'"),
         ("--length-penalty -1e7", "expected a number from -1000000 to 1000000, found '-1e7'"),
         ("--seed 99999999999999999999", "--seed: expected a whole number from -9223372036854775808 to 92"),
+        (f"--batch-size {10**30}", "--batch-size: expected a whole number from 1 to 65536, found"),
         ("--max-new-tokens -1e3", "expected a whole number of 1 or more, found '-1e3'"),
         ("--bf16 -1e3", "--bf16 takes no value, found '-1e3'"),
         ("--max-new-tokens 0", "expected a whole number of 1 or more"),
