@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult, SampleResult, judge, summarise
 from mindspeed_llm.tasks.evaluation.ranks import Ranks
 from mindspeed_llm.tasks.evaluation.requests import Answer, Generate, Model
 from mindspeed_llm.tasks.evaluation.sharing import Block, blocks_of, share
 from mindspeed_llm.tasks.evaluation.tasks import Item, Task
 from mindspeed_llm.tasks.evaluation.unfinished import Finished, Unfinished
+
+_LOG = get_logger("evaluation")
 
 
 class LoadedModel(Model, Protocol):
@@ -113,6 +116,8 @@ def _work_on(block: Block, model: LoadedModel, on_answer: Callable[[], None]) ->
     model.answer([item.question for item in items], take)
     if not model.is_first_of_replica:
         return []
+    if block.task.benchmark.executes_code:
+        _LOG.info("running the programs of %d answers of %s", len(items), block.task.name)
     return [
         judge(block.task.benchmark, item.subject, item.document, "", answers[place]) for place, item in enumerate(items)
     ]

@@ -138,7 +138,7 @@ def write_all(folder: Path) -> dict[str, Path]:
         for language in ("English", "Chinese")
     ]
     words = [f"word{number}" for number in range(97)]
-    texts = [{"text": " ".join(random.Random(seed).choices(words, k=100))} for seed in range(4)]
+    texts = [{"text": " ".join(random.Random(seed).choices(words, k=150))} for seed in range(4)]
     for name, rows in (("needles", needles), ("PaulGrahamEssays", texts), ("zh_finance", texts)):
         _jsonl(paths["needlebench"] / f"{name}.jsonl", rows)
     return paths

@@ -8,17 +8,19 @@ the text are our own.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.observability.log import get_logger
 from mindspeed_llm.tasks.evaluation.benchmark import Benchmark, Document, Fields, Reading, Subject, Write
 from mindspeed_llm.tasks.evaluation.documents import documents_of
 from mindspeed_llm.tasks.evaluation.filters import as_it_is
 from mindspeed_llm.tasks.evaluation.rows import Row, read_jsonl
 
 NAME = "needlebench"
+_LOG = get_logger("evaluation")
 DEPTHS = tuple(range(0, 101, 10))
 """Where the needle is hidden, in per cent of the text."""
 _REPEATS = 10
@@ -108,7 +110,8 @@ def lengths_for(max_length: int, answer_tokens: int = _ANSWER_TOKENS) -> tuple[i
 def fit(
     subjects: tuple[Subject, ...], encode: Callable[[str], Sequence[int]], max_length: int, answer_tokens: int
 ) -> tuple[Subject, ...]:
-    """One subject for each language and length, with a document for each depth and repetition.
+    """One subject for each language and length, with a document for each depth and repetition. Lengths that the texts
+    of a language do not fill are left out, and a warning says so.
 
     Args:
         subjects: what `load` gave.
@@ -117,22 +120,54 @@ def fit(
         answer_tokens: the most that an answer has.
 
     Raises:
-        UserError: the window is too small to hide anything in.
+        UserError: the window is too small to hide anything in, or the texts of a language fill no length.
     """
     languages = {language.code: language for language in _LANGUAGES}
-    return tuple(
-        Subject(name=name, documents=tuple(_documents(name, subject, languages[subject.name], length, encode)))
-        for subject in subjects
-        for length in lengths_for(max_length, answer_tokens)
-        for name in [f"{subject.name} {length}"]
-    )
+    found = []
+    for subject in subjects:
+        language = languages[subject.name]
+        texts = dict.fromkeys(str(shot.fields["text"]) for shot in subject.shots)
+        sizes = {text: len(encode(f"{text}\n")) for text in texts}
+        tokens = sum(sizes[str(shot.fields["text"])] for shot in subject.shots)
+        lengths = lengths_for(max_length, answer_tokens)
+        filled = [length for length in lengths if length - _ANSWER_TOKENS <= tokens]
+        if not filled:
+            raise UserError(
+                f"{language.haystack} has {tokens} tokens of this model, which do not fill the shortest prompt, one of "
+                f"{lengths[0]}; take it from the benchmark's own distribution again"
+            )
+        if len(filled) < len(lengths):
+            _warn_of_short_texts(language.haystack, tokens, lengths[len(filled) :])
+        for length in filled:
+            name = f"{subject.name} {length}"
+            found.append(
+                Subject(name=name, documents=tuple(_documents(name, subject, language, length, sizes, encode)))
+            )
+    return tuple(found)
+
+
+def _warn_of_short_texts(file: str, tokens: int, lengths: Sequence[int]) -> None:
+    from mindspeed_llm.platform import distributed
+
+    if distributed.is_rank_zero():
+        _LOG.warning(
+            "%s: the %d tokens of %s do not fill prompts of %s, which are left out",
+            NAME,
+            tokens,
+            file,
+            " and ".join(map(str, lengths)),
+        )
 
 
 def _documents(
-    name: str, subject: Subject, language: _Language, length: int, encode: Callable[[str], Sequence[int]]
+    name: str,
+    subject: Subject,
+    language: _Language,
+    length: int,
+    sizes: Mapping[str, int],
+    encode: Callable[[str], Sequence[int]],
 ) -> Iterator[Document]:
     texts = [str(shot.fields["text"]) for shot in subject.shots]
-    sizes = {text: len(encode(f"{text}\n")) for text in dict.fromkeys(texts)}
     for repeat in range(_REPEATS):
         random.Random(repeat).shuffle(texts)
         needle = random.Random(repeat).choice(subject.documents)
@@ -154,8 +189,8 @@ def _documents(
             )
 
 
-def _cut(texts: Sequence[str], sizes: dict[str, int], room: int, encode: Callable[[str], Sequence[int]]) -> str:
-    """The texts, one after the other, as far as there is room for their tokens; what there is where they end before."""
+def _cut(texts: Sequence[str], sizes: Mapping[str, int], room: int, encode: Callable[[str], Sequence[int]]) -> str:
+    """The texts, one after the other, as far as there is room for their tokens."""
     taken: list[str] = []
     for text in texts:
         if sizes[text] > room:

@@ -116,7 +116,8 @@ def main() -> None:
         reply({"refused": str(error)})
     del sys.argv[1:]
     try:
-        exec(compile(source, "program", "exec"), {"__name__": "__main__"})
+        # Not as a script: what a reply does `if __name__ == "__main__"` is no part of its answer.
+        exec(compile(source, "program", "exec"), {})
     except BaseException as error:
         reply({"error": _describe(error)})
     reply({"done": word})

@@ -103,9 +103,14 @@ def test_room_is_made_for_the_answers_that_are_asked_for(folder: Path) -> None:
     }
 
 
-def test_a_short_text_is_taken_whole(folder: Path) -> None:
-    (_, _, _, english, *_) = fit(load(folder), encode, 4096, 64)
-    assert len(encode(str(english.documents[0].fields["text"]))) == 6 * 150 + len(NEEDLES[0]["needle"].split())
+def test_lengths_that_texts_do_not_fill_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A score is never that of a shorter text than its name says."""
+    subjects = fit(load(folder), encode, 1200, 64)  # six texts of 150 tokens each
+    assert [subject.name for subject in subjects] == [f"{code} {n}" for code in ("en", "zh") for n in (300, 600, 900)]
+    for file in ("PaulGrahamEssays", "zh_finance"):
+        assert f"the 900 tokens of {file}.jsonl do not fill prompts of 1200, which are left out" in caplog.text
+    with pytest.raises(UserError, match=r"PaulGrahamEssays.jsonl has 900 tokens .* the shortest prompt, one of 1000"):
+        fit(load(folder), encode, 4096, 64)
 
 
 def test_a_needle_stands_between_words() -> None:

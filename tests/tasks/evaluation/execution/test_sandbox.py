@@ -82,6 +82,17 @@ def test_a_program_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -
 
 
 @needs_sandbox
+@pytest.mark.parametrize(
+    "block", ["import sys\n    sys.exit(0)", "int(input())", "import unittest\n    unittest.main()"]
+)
+def test_what_a_reply_does_as_a_script_is_no_part_of_it(block: str) -> None:
+    """As where `exec` runs it with variables of its own, which is how the benchmark's judges do."""
+    program = f"def double(n):\n    return 2 * n\n\nif __name__ == '__main__':\n    {block}\n\nassert double(2) == 4\n"
+    exec(compile(program, "program", "exec"), {})
+    assert run_program(program).passed
+
+
+@needs_sandbox
 def test_no_program_reaches_the_network() -> None:
     """The same program outside the sandbox does: the test would see it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
