@@ -94,7 +94,7 @@ def _never(answer: str, target: str) -> bool:
 def _benchmark(prompt: Callable[[Fields], str], answer: Write, **ways: Any) -> Benchmark:
     return Benchmark(
         name=NAME,
-        version="1",
+        version="2",
         load=load,
         prompt=prompt,
         target=_target,

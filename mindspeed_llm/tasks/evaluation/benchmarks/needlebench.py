@@ -238,7 +238,7 @@ def _holds(answer: str, keyword: str) -> bool:
 
 BENCHMARK = Benchmark(
     name=NAME,
-    version="1",
+    version="2",
     load=load,
     fit=fit,
     prompt=_prompt,
