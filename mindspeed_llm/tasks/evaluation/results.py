@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.errors import UserError
-from mindspeed_llm.files import write_durably
+from mindspeed_llm.files import TEMPORARY_SUFFIX, write_durably
 from mindspeed_llm.tasks.evaluation.judge import BenchmarkResult, SampleResult
 from mindspeed_llm.tasks.evaluation.scores import Score
 
@@ -94,8 +94,13 @@ def _row(task: str, sample: SampleResult) -> dict[str, Any]:
 
 
 def publish(folder: Path, content: Mapping[str, Any], rows: Iterator[Mapping[str, Any]]) -> None:
-    """Write both files, each so that a crash leaves the old content or the new one; results.json comes last."""
+    """Write both files, each so that a crash leaves the old content or the new one; results.json comes last. What one
+    that was killed while it wrote has left half is removed; two never write to a folder at a time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for name in (SAMPLES, RESULTS, REPORT):
+        for half in folder.glob(f".{name}.*{TEMPORARY_SUFFIX}"):
+            half.unlink(missing_ok=True)
     write_durably(folder / SAMPLES, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows), through_links=True)
     write_durably(folder / RESULTS, json.dumps(content, ensure_ascii=False, indent=2) + "\n", through_links=True)
 

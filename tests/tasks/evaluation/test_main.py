@@ -175,6 +175,24 @@ def test_thoughts_are_no_part_of_the_answer(paths: dict, tmp_path: Path) -> None
     assert samples[0]["raw"].startswith("<think>")
 
 
+def test_what_a_killed_evaluation_has_left_half_is_removed(paths: dict, tmp_path: Path, monkeypatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a kill leaves no time for it
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, paths, "boolq", load=lambda args: Constant(" no"))
+    assert list(tmp_path.glob(".samples.jsonl.*"))
+    run(tmp_path, paths, "boolq", load=lambda args: Constant(" no"))
+    assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == [
+        "report.html",
+        "results.json",
+        "samples.jsonl",
+    ]
+
+
 def test_an_impossible_option_stays_within_json(paths: dict, tmp_path: Path) -> None:
     class Sure(Toy):
         def choose(self, question) -> tuple[float, ...]:
