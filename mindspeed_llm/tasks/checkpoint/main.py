@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     request = parse(argv)
     try:
         with _listening():
-            _convert(request)
+            _convert_or_end(request)
     except _Ended as ended:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(f"ended by {signal.Signals(ended.code - 128).name}", file=sys.stderr, flush=True)
@@ -55,6 +55,19 @@ def _end(number: int, frame: FrameType | None) -> None:
     for each in _ENDS:
         signal.signal(each, signal.SIG_IGN)
     raise _Ended(128 + number)
+
+
+def _convert_or_end(request: ConversionRequest) -> None:
+    try:
+        _convert(request)
+    except Exception as error:
+        # torch's writer of archives, ended in the middle, puts an error about the half archive in front of the end.
+        cause = error.__context__
+        while cause is not None and not isinstance(cause, _Ended | KeyboardInterrupt):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        raise cause from None
 
 
 def _convert(request: ConversionRequest) -> None:

@@ -4,6 +4,7 @@ by a disk that becomes full. Nothing is left that anything would load, and the n
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -14,12 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mindspeed_llm.errors import UserError
 from mindspeed_llm.tasks.checkpoint import convert, fill, hf_writer, mg_writer, staging
+from mindspeed_llm.tasks.checkpoint import main as convert_command
+from mindspeed_llm.tasks.checkpoint.main import _Ended
 from mindspeed_llm.tasks.checkpoint.prepare import prepare
 from mindspeed_llm.tasks.checkpoint.report import REPORT
 from mindspeed_llm.tasks.checkpoint.staging import Staging
@@ -172,8 +176,32 @@ def test_an_end_that_is_asked_for_leaves_nothing(
     process.send_signal(number)
     process.send_signal(number)
     error = process.communicate(timeout=DEADLINE_S)[1].decode()
-    assert process.returncode == 128 + number and error.endswith(f"ended by {number.name}\n")
+    assert process.returncode == 128 + number and error.endswith(f"ended by {number.name}\n"), error
     assert "Traceback" not in error and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("end", [_Ended(143), KeyboardInterrupt()])
+def test_an_end_within_torchs_writer_is_no_error(
+    end: BaseException, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says something of its half archive; without an end that is an error."""
+
+    class Stream(io.BytesIO):
+        def write(self, content: Any) -> int:
+            if self.tell() > 0:
+                raise end
+            return super().write(content)
+
+    def save(*_: object, **__: object) -> None:
+        torch.save({"x": torch.zeros(100_000)}, Stream())
+
+    monkeypatch.setattr(convert_command, "_convert", save)
+    with pytest.raises(RuntimeError):
+        save()
+    argv = ["--load-model-type", "hf", "--save-model-type", "mg", "--load-dir", str(large), "--save-dir", str(tmp_path)]
+    with pytest.raises(type(end)) as raised:
+        convert_command.main([*argv, *FLAGS])
+    assert raised.value is end
 
 
 def test_a_closed_terminal_does_not_end_what_ignores_it(large: Path, repository: Path, tmp_path: Path) -> None:
