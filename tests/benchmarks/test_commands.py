@@ -76,6 +76,7 @@ def test_mcore_step_with_sides_that_differ(model: Path) -> None:
         run("-m", "benchmarks.mcore_step", *words)
 
 
+@pytest.mark.long
 def test_lora_step(model: Path) -> None:
     words = ["--model", str(model), "--sequence", "32", "--pairs", "1", "--runs", "1"]
     printed = run("-m", "benchmarks.lora_step", *words)

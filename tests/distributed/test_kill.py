@@ -26,6 +26,7 @@ def test_all_ranks_killed_inside_a_save(tmp_path: Path, kills: int, asynchronous
 
 
 @pytest.mark.torchrun
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_one_rank_killed(tmp_path: Path, repository: Path, lost: int) -> None:
     model = save_model(tmp_path / "model", "llama_uneven")

@@ -97,7 +97,7 @@ SAME_RANKS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("toy", "data", "ranks", "fsdp_size", "accumulation", "dropout", "save_async", "options"), SAME_RANKS
 )
@@ -145,6 +145,7 @@ OTHER_STATE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", OTHER_STATE)
 def test_state_beside_the_model(rank_pool: RankPool, tmp_path: Path, case: str) -> None:
     """The loss scaler, a stream's place and the evaluations go on as without an interruption."""

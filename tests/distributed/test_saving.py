@@ -174,6 +174,7 @@ def test_a_file_in_place_of_the_folder(place: Workplace) -> None:
 
 
 # fsdp_size on 4 ranks; with 2 replicas, each node holds a whole model, and torch writes each piece only once.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fsdp_size", [None, 2])
 def test_nodes_with_disks_of_their_own(place: Workplace, tmp_path: Path, fsdp_size: int | None) -> None:
     """Two nodes of two ranks, simulated by folders of their own: each keeps what its ranks need."""

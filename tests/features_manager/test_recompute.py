@@ -43,6 +43,7 @@ def _facts(pool: RankPool, flags: str, ranks: int, fields: dict[str, Any]) -> li
 
 
 @pytest.mark.distributed
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "ranks"), [*((name, 1) for name in _MLPS), ("gelu", 2), ("swiglu", 2), ("fused_swiglu", 2)]
 )

@@ -60,7 +60,7 @@ def measure(folder: Path, repository: Path, family: str, ranks: int, sections: d
     return [json.loads((folder / f"measured_{rank}.json").read_text()) for rank in range(ranks)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures resident memory on Linux")
 @pytest.mark.parametrize(("family", "ranks", "sections"), ROWS)
 def test_the_planned_peak_is_near_the_measured_one(

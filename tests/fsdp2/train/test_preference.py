@@ -189,6 +189,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_steps_equal_a_few_lines_of_torch(rank_pool: RankPool, tmp_path: Path, case: dict[str, Any]) -> None:
     rows, expected, rewards = run_rows(rank_pool, tmp_path, **case)

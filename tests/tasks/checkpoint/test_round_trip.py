@@ -16,6 +16,7 @@ from tests.tasks.checkpoint.test_reference import FAMILIES, pytestmark  # noqa: 
 LEFT_OUT = "left out"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", [*FAMILIES, "deepseek3.mtp2"])
 def test_round_trip(family: str, tmp_path: Path) -> None:
     spec = toys.reference(family)

@@ -28,7 +28,7 @@ ROWS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "ranks", "saved", "loaded"), ROWS)
 def test_checkpoints_are_read_on_another_topology(
     rank_pool: RankPool,

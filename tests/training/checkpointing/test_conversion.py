@@ -29,7 +29,7 @@ ROWS: dict[str, tuple[str, int, list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_training_to_hugging_face(place: Workplace, tmp_path: Path, name: str) -> None:
     toy, ranks, flags, _ = ROWS[name]

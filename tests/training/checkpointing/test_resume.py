@@ -72,7 +72,7 @@ def runs(place: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Interrup
     return Interrupted(place, tmp_path_factory.mktemp("resume"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_resumed_run_is_the_same(runs: Interrupted, name: str) -> None:
     whole = runs.whole(name)

@@ -33,7 +33,7 @@ def sizes(flags: list[str]) -> tuple[str, ...]:
     return tuple(flags[flags.index(flag) + 1] if flag in flags else "1" for flag in (TP, PP, EP))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ROWS)
 def test_torch_dist_goes_on_with_other_ranks(place: Workplace, tmp_path: Path, name: str) -> None:
     toy, ranks, flags, others, other_flags = ROWS[name]
