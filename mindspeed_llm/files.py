@@ -1,15 +1,32 @@
-"""What many rooms do with files: push them to the disk, and tell them from others by their content."""
+"""What many rooms do with files: read and write small ones, push them to the disk, and tell them from others by their
+content.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+from mindspeed_llm.errors import UserError
 
 _READ_BYTES = 8 << 20
 _END_BYTES = 1 << 16
 TEMPORARY_SUFFIX = ".tmp"
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The content of a small JSON file. Raises UserError where it cannot be read, or is no object."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}); expected a JSON object") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds a {type(content).__name__}; expected a JSON object")
+    return content
 
 
 def hash_file(path: Path) -> str:

@@ -21,6 +21,7 @@ from mindspeed_llm.errors import UserError
 from mindspeed_llm.files import why_unwritable
 from mindspeed_llm.flag import Group, count, positive, several, switch, value
 from mindspeed_llm.observability.log import get_logger, setup_logging
+from mindspeed_llm.tasks.evaluation.model import THOUGHTS_END
 from mindspeed_llm.tasks.inference.arguments.checks import check_prompts
 from mindspeed_llm.tasks.inference.arguments.command import Command, parse
 from mindspeed_llm.tasks.inference.source import find_source, world_size_of
@@ -36,7 +37,6 @@ _BLOCK = 256
 """Requests that are worked on in one call: as many on any number of copies of the model, so that numbers do not depend
 on it.
 """
-_THOUGHTS_END = "</think>"
 _MAX_NEW_TOKENS = 256
 """lm-eval's own number where a task names none."""
 
@@ -278,7 +278,7 @@ def lm_eval_model(
                 asked.append(_generation_request(lm, texts[context], options, seed + number))
             found = _shared_out(asked, lambda part: [answer.text for answer in lm.generate(part)], lm, ranks)
             if enable_thinking:
-                found = [text.rpartition(_THOUGHTS_END)[2].lstrip() for text in found]
+                found = [text.rpartition(THOUGHTS_END)[2].lstrip() for text in found]
             for request, text in zip(requests, found, strict=True):
                 self.cache_hook.add_partial("generate_until", request.args, text)
             return found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mindspeed_llm.tasks.inference.prompt_format import PromptFormat
 
 _PROBE = "Question?"
-_THOUGHTS_BEGIN, _THOUGHTS_END = "<think>", "</think>"
+_THOUGHTS_BEGIN, THOUGHTS_END = "<think>", "</think>"
 _TAIL = 16
 """Tokens at the end of a prompt that are enough to see whether it opens a thought."""
 
@@ -64,7 +64,7 @@ class EvaluatedModel:
             may_think: whether a model that knows how to think does so in a conversation.
         """
         self._lm, self._template, self._texts_at_once = lm, template, texts_at_once
-        self.thinks = template is not None and may_think and _THOUGHTS_END in lm.tokenizer.get_vocab()
+        self.thinks = template is not None and may_think and THOUGHTS_END in lm.tokenizer.get_vocab()
         self.replica, self.replicas = lm.backend.replica, lm.backend.replicas
         self.is_first_of_replica = lm.backend.is_first_of_replica
         self.batch_size, self.max_length = lm.batch_size, lm.max_length
@@ -167,8 +167,8 @@ class EvaluatedModel:
         def on_done(number: int, completion: Completion) -> None:
             text = completion.text
             begins_at, has_no_end = 0, False
-            if self.thinks and _THOUGHTS_END in text:
-                reply = text.rpartition(_THOUGHTS_END)[2].lstrip()
+            if self.thinks and THOUGHTS_END in text:
+                reply = text.rpartition(THOUGHTS_END)[2].lstrip()
                 begins_at = len(text) - len(reply)
             elif self.thinks and (opened[number] or text.lstrip().startswith(_THOUGHTS_BEGIN)):
                 # Not every text without the mark: models that know it may also answer without a thought.

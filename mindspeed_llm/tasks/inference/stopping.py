@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mindspeed_llm.errors import UserError
+from mindspeed_llm.files import read_json_object
 from mindspeed_llm.tasks.preprocess.tokenizers import Tokenizer
 
 _FILE = "generation_config.json"
@@ -43,13 +44,7 @@ def of_generation_config(folder: Path | None) -> list[int]:
     file = None if folder is None else folder / _FILE
     if file is None or not file.is_file():
         return []
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}); expected a JSON object") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds a {type(content).__name__}; expected a JSON object")
-    found = content.get("eos_token_id")
+    found = read_json_object(file).get("eos_token_id")
     ids = as_ids(found)
     if not all(type(each) is int and each >= 0 for each in ids):
         raise UserError(

@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from mindspeed_llm.errors import UserError, in_one_line
+from mindspeed_llm.files import read_json_object
 
 _NOT_OF_WEIGHTS = {
     "layer_replication": "copies of layers share their weights, and merging would add to these once for each copy",
@@ -41,7 +41,7 @@ def check_mergeable(config_file: Path) -> None:
     from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
     from peft.tuners.tuners_utils import BaseTuner
 
-    config = _read(config_file)
+    config = read_json_object(config_file)
     kind = config.get("peft_type")
     kinds = {each.value: tuner for each, tuner in PEFT_TYPE_TO_TUNER_MAPPING.items()}
     mergeable = sorted(name for name, tuner in kinds.items() if issubclass(tuner, BaseTuner))
@@ -122,13 +122,3 @@ def _refusing(message: Callable[[str], str]) -> Iterator[None]:
             yield
         except (UserWarning, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
             raise UserError(message(in_one_line(error))) from error
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({error}); expected a JSON object") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds a {type(content).__name__}; expected a JSON object")
-    return content
